@@ -19,13 +19,13 @@ extern "C" {
 
 /// Arguments of dspark_confidence(). R = num_requests.
 typedef struct dspark_confidence_params {
-  uint32_t struct_size;      ///< sizeof(dspark_confidence_params)
-  int32_t num_requests;      ///< R >= 0
-  int32_t gamma;             ///< 1..16
-  int32_t num_threads;       ///< CPU threads to use; 0 = as many as OpenMP has
-  const float* logit;        ///< [R, gamma] raw logits, or NULL when `probability` is given
-  int64_t logit_stride;      ///< elements between requests
-  const float* probability;  ///< [R, gamma] conditional probabilities, or NULL
+  uint32_t struct_size;        ///< sizeof(dspark_confidence_params)
+  int32_t num_requests;        ///< R >= 0
+  int32_t gamma;               ///< 1..16
+  int32_t num_threads;         ///< CPU threads to use; 0 = as many as OpenMP has
+  const float* logit;          ///< [R, gamma] raw logits, or NULL when `probability` is given
+  int64_t logit_stride;        ///< elements between requests
+  const float* probability;    ///< [R, gamma] conditional probabilities, or NULL
   int64_t probability_stride;  ///< elements between requests
   const float* temperature;    ///< [gamma] tau_k > 0 (STS), or NULL for 1; only with `logit`
   const uint8_t* active;       ///< [R] 0 = padded row, or NULL for all active

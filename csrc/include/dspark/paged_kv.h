@@ -14,28 +14,28 @@ extern "C" {
 
 /// Arguments of dspark_paged_kv(): append. R = num_requests, B = cu_seqlens[R].
 typedef struct dspark_paged_kv_params {
-  uint32_t struct_size;      ///< sizeof(dspark_paged_kv_params)
-  int32_t num_requests;      ///< R >= 0
-  int32_t num_kv_heads;      ///< Hkv >= 1
-  int32_t head_dim;          ///< D >= 1; even with rope
-  int32_t page_size;         ///< tokens in a page, >= 1
-  int32_t num_pages;         ///< pages in the caches
-  int32_t max_pages;         ///< columns of page_table
-  int32_t num_tokens;        ///< rows of k and v; an upper bound on cu_seqlens[R]
-  int32_t num_threads;       ///< CPU threads to use; 0 = as many as OpenMP has
-  int32_t dtype;             ///< of k and v: f32, bf16 or f16
-  int32_t cache_dtype;       ///< of the caches: f32, bf16 or f16
-  const void* k;             ///< [B, Hkv, D] new keys
-  int64_t k_token_stride;    ///< elements between tokens
-  int64_t k_head_stride;     ///< elements between heads
-  const void* v;             ///< [B, Hkv, D] new values
-  int64_t v_token_stride;    ///< elements between tokens
-  int64_t v_head_stride;     ///< elements between heads
-  void* k_cache;             ///< [num_pages, page_size, Hkv, D]
-  void* v_cache;             ///< [num_pages, page_size, Hkv, D]
-  int64_t page_stride;       ///< elements between pages (both caches)
-  int64_t row_stride;        ///< elements between rows of a page (both caches)
-  int64_t head_stride;       ///< elements between heads of a row (both caches)
+  uint32_t struct_size;        ///< sizeof(dspark_paged_kv_params)
+  int32_t num_requests;        ///< R >= 0
+  int32_t num_kv_heads;        ///< Hkv >= 1
+  int32_t head_dim;            ///< D >= 1; even with rope
+  int32_t page_size;           ///< tokens in a page, >= 1
+  int32_t num_pages;           ///< pages in the caches
+  int32_t max_pages;           ///< columns of page_table
+  int32_t num_tokens;          ///< rows of k and v; an upper bound on cu_seqlens[R]
+  int32_t num_threads;         ///< CPU threads to use; 0 = as many as OpenMP has
+  int32_t dtype;               ///< of k and v: f32, bf16 or f16
+  int32_t cache_dtype;         ///< of the caches: f32, bf16 or f16
+  const void* k;               ///< [B, Hkv, D] new keys
+  int64_t k_token_stride;      ///< elements between tokens
+  int64_t k_head_stride;       ///< elements between heads
+  const void* v;               ///< [B, Hkv, D] new values
+  int64_t v_token_stride;      ///< elements between tokens
+  int64_t v_head_stride;       ///< elements between heads
+  void* k_cache;               ///< [num_pages, page_size, Hkv, D]
+  void* v_cache;               ///< [num_pages, page_size, Hkv, D]
+  int64_t page_stride;         ///< elements between pages (both caches)
+  int64_t row_stride;          ///< elements between rows of a page (both caches)
+  int64_t head_stride;         ///< elements between heads of a row (both caches)
   const int32_t* page_table;   ///< [R, max_pages] page ids, -1 = none
   int64_t page_table_stride;   ///< elements between requests
   const int32_t* kv_len;       ///< [R] lengths BEFORE the append
@@ -50,8 +50,7 @@ DSPARK_API dspark_status dspark_paged_kv_workspace(dspark_device device,
                                                    const dspark_paged_kv_params* params,
                                                    size_t* bytes);
 /// Append keys and values of the new tokens.
-DSPARK_API dspark_status dspark_paged_kv(dspark_device device,
-                                         const dspark_paged_kv_params* params,
+DSPARK_API dspark_status dspark_paged_kv(dspark_device device, const dspark_paged_kv_params* params,
                                          dspark_workspace workspace, void* stream);
 
 /// Arguments of dspark_paged_kv_commit(). R = num_requests.

@@ -32,14 +32,14 @@ typedef enum dspark_schedule_mode {
 
 /// Arguments of dspark_prefix_scheduler(). R = num_requests.
 typedef struct dspark_prefix_scheduler_params {
-  uint32_t struct_size;      ///< sizeof(dspark_prefix_scheduler_params)
-  int32_t num_requests;      ///< R >= 0
-  int32_t gamma;             ///< 1..16
-  int32_t mode;              ///< a dspark_schedule_mode
-  int32_t num_threads;       ///< CPU threads to use; 0 = as many as OpenMP has
-  const float* survival;     ///< [R, gamma] live a; NULL allowed for threshold, fixed and off
-  int64_t survival_stride;   ///< elements between requests
-  const float* conditional;  ///< [R, gamma] live c, for threshold
+  uint32_t struct_size;        ///< sizeof(dspark_prefix_scheduler_params)
+  int32_t num_requests;        ///< R >= 0
+  int32_t gamma;               ///< 1..16
+  int32_t mode;                ///< a dspark_schedule_mode
+  int32_t num_threads;         ///< CPU threads to use; 0 = as many as OpenMP has
+  const float* survival;       ///< [R, gamma] live a; NULL allowed for threshold, fixed and off
+  int64_t survival_stride;     ///< elements between requests
+  const float* conditional;    ///< [R, gamma] live c, for threshold
   int64_t conditional_stride;  ///< elements between requests
   const float* lagged;         ///< [R, gamma] survivals at least two rounds old, for two_phase
   int64_t lagged_stride;       ///< elements between requests
@@ -58,20 +58,20 @@ typedef struct dspark_prefix_scheduler_params {
   const float* weight;         ///< [R] objective weights >= 0, or NULL for 1
   const uint8_t* active;       ///< [R] 0 = padded row, or NULL for all active
   const int32_t* anchor;       ///< [R] anchor ids; with draft_tokens and position, or all NULL
-  const int32_t* draft_tokens;   ///< [R, gamma] draft ids, or NULL
-  int64_t draft_tokens_stride;   ///< elements between requests
-  const int64_t* position;       ///< [R] absolute position of the anchor, or NULL
-  int32_t* length;               ///< [R] out: l_r
-  int32_t* cu_seqlens;           ///< [R + 1] out: prefix sums of active * (1 + l)
-  int32_t* total_tokens;         ///< [1] out: B
-  double* theta;                 ///< [1] out: tokens per second; NaN without a cost table
-  int32_t* row_to_request;       ///< [padded_tokens] out: request of each row, -1 on padding
-  int32_t* row_offset;           ///< [padded_tokens] out: 0 = anchor, j = draft j; -1 on padding
-  int32_t* token_ids;            ///< [padded_tokens] out: ids, 0 on padding; NULL without anchor
-  int64_t* positions;            ///< [padded_tokens] out: positions, 0 on padding; or NULL
-  int32_t* work;                 ///< [work_size] out: opaque plan for verify_attention, or NULL
-  int32_t work_size;             ///< entries of `work`
-  int32_t* status;               ///< [R] out: status bits
+  const int32_t* draft_tokens;  ///< [R, gamma] draft ids, or NULL
+  int64_t draft_tokens_stride;  ///< elements between requests
+  const int64_t* position;      ///< [R] absolute position of the anchor, or NULL
+  int32_t* length;              ///< [R] out: l_r
+  int32_t* cu_seqlens;          ///< [R + 1] out: prefix sums of active * (1 + l)
+  int32_t* total_tokens;        ///< [1] out: B
+  double* theta;                ///< [1] out: tokens per second; NaN without a cost table
+  int32_t* row_to_request;      ///< [padded_tokens] out: request of each row, -1 on padding
+  int32_t* row_offset;          ///< [padded_tokens] out: 0 = anchor, j = draft j; -1 on padding
+  int32_t* token_ids;           ///< [padded_tokens] out: ids, 0 on padding; NULL without anchor
+  int64_t* positions;           ///< [padded_tokens] out: positions, 0 on padding; or NULL
+  int32_t* work;                ///< [work_size] out: opaque plan for verify_attention, or NULL
+  int32_t work_size;            ///< entries of `work`
+  int32_t* status;              ///< [R] out: status bits
 } dspark_prefix_scheduler_params;
 
 /// Scratch bytes that dspark_prefix_scheduler() needs for these sizes.

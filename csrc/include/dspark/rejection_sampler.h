@@ -38,41 +38,41 @@ enum {
 /// Arguments of dspark_rejection_sampler(). R = num_requests, V = vocab_size, V_d =
 /// draft_vocab_size. Per-request arrays may be NULL, which means off (temperature NULL: greedy).
 typedef struct dspark_rejection_sampler_params {
-  uint32_t struct_size;      ///< sizeof(dspark_rejection_sampler_params)
-  int32_t num_requests;      ///< R >= 0
-  int32_t gamma;             ///< 1..16
-  int32_t vocab_size;        ///< V: columns of target_logits that count
-  int32_t draft_vocab_size;  ///< V_d: columns of draft_logits (V without draft_to_target)
-  int32_t num_rows;          ///< rows of target_logits; an upper bound on cu_seqlens[R]
-  int32_t num_stop_ids;      ///< columns of stop_ids
-  int32_t top_logprobs;      ///< 0; more is not served yet
-  int32_t num_threads;       ///< CPU threads to use; 0 = as many as OpenMP has
-  const void* target_logits;   ///< [num_rows, V_pad] in cu_seqlens order
-  int32_t target_dtype;        ///< f32, bf16 or f16
-  int64_t target_stride;       ///< elements between rows
-  const int32_t* draft_tokens;   ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
-  int64_t draft_tokens_stride;   ///< elements between requests
-  const int32_t* draft_len;      ///< [R] l_r, 0..gamma
-  const int32_t* cu_seqlens;     ///< [R + 1] first row of each request; 1 + l_r rows if active
-  const uint64_t* seed;          ///< [R] seed of each request
-  const int64_t* position;       ///< [R] absolute position of the anchor
-  const int32_t* rule;           ///< [R] a dspark_rule each
-  const float* temperature;      ///< [R] T; 0 = greedy
-  const int32_t* top_k;          ///< [R] keep the k largest; <= 0 off
-  const float* top_p;            ///< [R] keep mass p in (0, 1]; 1 = off
-  const float* min_p;            ///< [R] keep p(x) >= min_p * max p; 0 = off
-  const float* logit_bias;       ///< [R, V] added to the logits, or NULL
-  int64_t logit_bias_stride;     ///< elements between requests
-  const uint32_t* token_mask;    ///< packed bits, 1 = allowed, or NULL: [num_rows, words] ragged,
-                                 ///< or [R, gamma + 1, words] when mask_request_stride > 0
-  int64_t mask_row_stride;       ///< words between rows
-  int64_t mask_request_stride;   ///< words between requests of a padded mask; 0 = ragged
-  const float* draft_logit;      ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
-  const float* draft_lse;        ///< [R, gamma] lse of the draft law, or NULL
-  const void* draft_logits;      ///< [R, gamma, V_d] stored z, or NULL
-  int32_t draft_dtype;           ///< f32, bf16 or f16
-  int64_t draft_request_stride;  ///< elements between requests of draft_logits
-  int64_t draft_slot_stride;     ///< elements between slots of draft_logits
+  uint32_t struct_size;            ///< sizeof(dspark_rejection_sampler_params)
+  int32_t num_requests;            ///< R >= 0
+  int32_t gamma;                   ///< 1..16
+  int32_t vocab_size;              ///< V: columns of target_logits that count
+  int32_t draft_vocab_size;        ///< V_d: columns of draft_logits (V without draft_to_target)
+  int32_t num_rows;                ///< rows of target_logits; an upper bound on cu_seqlens[R]
+  int32_t num_stop_ids;            ///< columns of stop_ids
+  int32_t top_logprobs;            ///< 0; more is not served yet
+  int32_t num_threads;             ///< CPU threads to use; 0 = as many as OpenMP has
+  const void* target_logits;       ///< [num_rows, V_pad] in cu_seqlens order
+  int32_t target_dtype;            ///< f32, bf16 or f16
+  int64_t target_stride;           ///< elements between rows
+  const int32_t* draft_tokens;     ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
+  int64_t draft_tokens_stride;     ///< elements between requests
+  const int32_t* draft_len;        ///< [R] l_r, 0..gamma
+  const int32_t* cu_seqlens;       ///< [R + 1] first row of each request; 1 + l_r rows if active
+  const uint64_t* seed;            ///< [R] seed of each request
+  const int64_t* position;         ///< [R] absolute position of the anchor
+  const int32_t* rule;             ///< [R] a dspark_rule each
+  const float* temperature;        ///< [R] T; 0 = greedy
+  const int32_t* top_k;            ///< [R] keep the k largest; <= 0 off
+  const float* top_p;              ///< [R] keep mass p in (0, 1]; 1 = off
+  const float* min_p;              ///< [R] keep p(x) >= min_p * max p; 0 = off
+  const float* logit_bias;         ///< [R, V] added to the logits, or NULL
+  int64_t logit_bias_stride;       ///< elements between requests
+  const uint32_t* token_mask;      ///< packed bits, 1 = allowed, or NULL: [num_rows, words] ragged,
+                                   ///< or [R, gamma + 1, words] when mask_request_stride > 0
+  int64_t mask_row_stride;         ///< words between rows
+  int64_t mask_request_stride;     ///< words between requests of a padded mask; 0 = ragged
+  const float* draft_logit;        ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
+  const float* draft_lse;          ///< [R, gamma] lse of the draft law, or NULL
+  const void* draft_logits;        ///< [R, gamma, V_d] stored z, or NULL
+  int32_t draft_dtype;             ///< f32, bf16 or f16
+  int64_t draft_request_stride;    ///< elements between requests of draft_logits
+  int64_t draft_slot_stride;       ///< elements between slots of draft_logits
   const float* draft_temperature;  ///< [R] T of the draft, NULL = temperature; 0 = one-hot
   const int32_t* draft_to_target;  ///< [V_d] strictly increasing target ids, or NULL
   const int32_t* stop_ids;         ///< [R, num_stop_ids], -1 = none, or NULL

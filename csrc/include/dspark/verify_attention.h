@@ -3,8 +3,8 @@
 // verify_attention: attention of a few query rows per request (0..gamma+1 in verification, more in
 // prefill) over a paged cache, grouped-query heads. Query row i of a request with q_len rows sits
 // at logical position kv_len - q_len + i; causal rows see keys up to their own position, and with
-// causal = 0 all rows see all kv_len keys (the drafter's block). A window of w > 0 keeps the keys at
-// positions > pos - w. soft_cap s > 0 replaces a score x by s tanh(x / s).
+// causal = 0 all rows see all kv_len keys (the drafter's block). A window of w > 0 keeps the keys
+// at positions > pos - w. soft_cap s > 0 replaces a score x by s tanh(x / s).
 //
 // A row without keys gives 0 and lse = -inf. Natural logarithm.
 #ifndef DSPARK_VERIFY_ATTENTION_H_
@@ -18,41 +18,41 @@ extern "C" {
 
 /// Arguments of dspark_verify_attention(). R = num_requests, B = cu_seqlens[R].
 typedef struct dspark_verify_attention_params {
-  uint32_t struct_size;      ///< sizeof(dspark_verify_attention_params)
-  int32_t num_requests;      ///< R >= 0
-  int32_t num_q_heads;       ///< Hq, a multiple of Hkv
-  int32_t num_kv_heads;      ///< Hkv >= 1
-  int32_t head_dim;          ///< D >= 1
-  int32_t page_size;         ///< tokens in a page, >= 1
-  int32_t num_pages;         ///< pages in the caches
-  int32_t max_pages;         ///< columns of page_table
-  int32_t num_tokens;        ///< rows of q and out; an upper bound on cu_seqlens[R]
-  int32_t max_q_len;         ///< upper bound on the query rows of a request
-  int32_t causal;            ///< 1 = bottom-right causal, 0 = bidirectional
-  int32_t window;            ///< > 0: sliding window that bounds the past; 0 = none
-  int32_t batch_invariant;   ///< 1 = the bytes of a row depend on that row's request alone
-  int32_t num_threads;       ///< CPU threads to use; 0 = as many as OpenMP has
-  float scale;               ///< of the scores; normally 1 / sqrt(D)
-  float soft_cap;            ///< 0 = none
-  int32_t dtype;             ///< of q and out: f32, bf16 or f16
-  int32_t cache_dtype;       ///< of the caches: f32, bf16 or f16
-  const void* q;             ///< [B, Hq, D]
-  int64_t q_token_stride;    ///< elements between tokens
-  int64_t q_head_stride;     ///< elements between heads
-  const void* k_cache;       ///< [num_pages, page_size, Hkv, D]
-  const void* v_cache;       ///< [num_pages, page_size, Hkv, D]
-  int64_t page_stride;       ///< elements between pages (both caches)
-  int64_t row_stride;        ///< elements between rows of a page (both caches)
-  int64_t head_stride;       ///< elements between heads of a row (both caches)
-  const int32_t* page_table;   ///< [R, max_pages] page ids, -1 = none
-  int64_t page_table_stride;   ///< elements between requests
-  const int32_t* kv_len;       ///< [R] lengths INCLUDING the new tokens; device data
-  const int32_t* cu_seqlens;   ///< [R + 1] query rows of each request; device data
-  const int32_t* work;         ///< plan written by dspark_prefix_scheduler(), or NULL
-  int32_t work_size;           ///< entries of `work`
-  void* out;                   ///< [B, Hq, D] out, contiguous, dtype of q
-  float* lse;                  ///< [B, Hq] out, or NULL
-  int32_t* status;             ///< [R] out: status bits
+  uint32_t struct_size;       ///< sizeof(dspark_verify_attention_params)
+  int32_t num_requests;       ///< R >= 0
+  int32_t num_q_heads;        ///< Hq, a multiple of Hkv
+  int32_t num_kv_heads;       ///< Hkv >= 1
+  int32_t head_dim;           ///< D >= 1
+  int32_t page_size;          ///< tokens in a page, >= 1
+  int32_t num_pages;          ///< pages in the caches
+  int32_t max_pages;          ///< columns of page_table
+  int32_t num_tokens;         ///< rows of q and out; an upper bound on cu_seqlens[R]
+  int32_t max_q_len;          ///< upper bound on the query rows of a request
+  int32_t causal;             ///< 1 = bottom-right causal, 0 = bidirectional
+  int32_t window;             ///< > 0: sliding window that bounds the past; 0 = none
+  int32_t batch_invariant;    ///< 1 = the bytes of a row depend on that row's request alone
+  int32_t num_threads;        ///< CPU threads to use; 0 = as many as OpenMP has
+  float scale;                ///< of the scores; normally 1 / sqrt(D)
+  float soft_cap;             ///< 0 = none
+  int32_t dtype;              ///< of q and out: f32, bf16 or f16
+  int32_t cache_dtype;        ///< of the caches: f32, bf16 or f16
+  const void* q;              ///< [B, Hq, D]
+  int64_t q_token_stride;     ///< elements between tokens
+  int64_t q_head_stride;      ///< elements between heads
+  const void* k_cache;        ///< [num_pages, page_size, Hkv, D]
+  const void* v_cache;        ///< [num_pages, page_size, Hkv, D]
+  int64_t page_stride;        ///< elements between pages (both caches)
+  int64_t row_stride;         ///< elements between rows of a page (both caches)
+  int64_t head_stride;        ///< elements between heads of a row (both caches)
+  const int32_t* page_table;  ///< [R, max_pages] page ids, -1 = none
+  int64_t page_table_stride;  ///< elements between requests
+  const int32_t* kv_len;      ///< [R] lengths INCLUDING the new tokens; device data
+  const int32_t* cu_seqlens;  ///< [R + 1] query rows of each request; device data
+  const int32_t* work;        ///< plan written by dspark_prefix_scheduler(), or NULL
+  int32_t work_size;          ///< entries of `work`
+  void* out;                  ///< [B, Hq, D] out, contiguous, dtype of q
+  float* lse;                 ///< [B, Hq] out, or NULL
+  int32_t* status;            ///< [R] out: status bits
 } dspark_verify_attention_params;
 
 /// Scratch bytes that dspark_verify_attention() needs for these sizes.

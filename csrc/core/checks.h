@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checks that several families share.
+#ifndef DSPARK_CORE_CHECKS_H_
+#define DSPARK_CORE_CHECKS_H_
+
+#include "core/problems.h"
+#include "dspark/types.h"
+
+namespace dspark {
+
+/// The struct is one this library knows, R and gamma are in range. False: nothing else may be read.
+template <class Params>
+bool check_header(Problems& problems, const Params* params) {
+  DSPARK_REQUIRE(problems, params != nullptr, "params: got NULL, expected a struct");
+  if (params == nullptr) return false;
+  DSPARK_REQUIRE(problems, params->struct_size == sizeof(Params),
+                 "struct_size: got %u, expected %zu (header and library differ)",
+                 params->struct_size, sizeof(Params));
+  if (params->struct_size != sizeof(Params)) return false;
+  DSPARK_REQUIRE(problems, params->num_requests >= 0, "num_requests: got %d, expected >= 0",
+                 params->num_requests);
+  return true;
+}
+
+inline void check_gamma(Problems& problems, int32_t gamma) {
+  DSPARK_REQUIRE(problems, gamma >= 1 && gamma <= DSPARK_MAX_GAMMA, "gamma: got %d, expected 1..%d",
+                 gamma, DSPARK_MAX_GAMMA);
+}
+
+inline void check_float_dtype(Problems& problems, const char* name, int32_t dtype) {
+  DSPARK_REQUIRE(problems, dtype == DSPARK_F32 || dtype == DSPARK_BF16 || dtype == DSPARK_F16,
+                 "%s: got dtype code %d, expected f32, bf16 or f16", name, dtype);
+}
+
+/// Every family runs on the CPU; the CUDA kernels are not part of this release.
+inline void check_device(Problems& problems, dspark_device device) {
+  DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,
+                 "device: got %d, expected DSPARK_CPU or DSPARK_CUDA", static_cast<int>(device));
+  DSPARK_SUPPORTED(problems, device != DSPARK_CUDA,
+                   "device: got DSPARK_CUDA; this release has no CUDA kernel of this family yet, "
+                   "use DSPARK_CPU");
+}
+
+inline void check_pointer(Problems& problems, const char* name, const void* pointer) {
+  DSPARK_REQUIRE(problems, pointer != nullptr, "%s: got NULL, expected an array", name);
+}
+
+inline void check_workspace(Problems& problems, const dspark_workspace& workspace, size_t needed) {
+  DSPARK_REQUIRE(problems, workspace.bytes >= needed && (needed == 0 || workspace.data != nullptr),
+                 "workspace: got %zu bytes at %p, expected at least %zu", workspace.bytes,
+                 workspace.data, needed);
+}
+
+}  // namespace dspark
+
+#endif  // DSPARK_CORE_CHECKS_H_

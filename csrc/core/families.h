@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a backend implements. core/<family>.cpp checks the arguments, then calls one of these; no
+// backend checks again. A workspace size may depend on sizes only.
+#ifndef DSPARK_CORE_FAMILIES_H_
+#define DSPARK_CORE_FAMILIES_H_
+
+#include "dspark/dspark.h"
+
+namespace dspark::cpu {
+
+size_t confidence_workspace(const dspark_confidence_params& p);
+void confidence(const dspark_confidence_params& p, void* scratch);
+
+size_t markov_loop_workspace(const dspark_markov_loop_params& p);
+void markov_loop(const dspark_markov_loop_params& p, void* scratch);
+
+size_t prefix_scheduler_workspace(const dspark_prefix_scheduler_params& p);
+void prefix_scheduler(const dspark_prefix_scheduler_params& p, void* scratch);
+
+size_t paged_kv_workspace(const dspark_paged_kv_params& p);
+void paged_kv(const dspark_paged_kv_params& p, void* scratch);
+void paged_kv_commit(const dspark_paged_kv_commit_params& p);
+
+size_t verify_attention_workspace(const dspark_verify_attention_params& p);
+void verify_attention(const dspark_verify_attention_params& p, void* scratch);
+
+size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p);
+void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch);
+
+}  // namespace dspark::cpu
+
+#endif  // DSPARK_CORE_FAMILIES_H_

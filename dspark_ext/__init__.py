@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of DSpark speculative decoding (arXiv 2607.05147), without a framework.
+
+Six families, one function or two each; ``decode_round`` composes them. Arrays may be torch tensors
+or NumPy arrays; importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from dspark_ext._arrays import ArgumentError
+from dspark_ext._backend import StatusError
+from dspark_ext._C import __version__
+from dspark_ext.ops.confidence import confidence
+from dspark_ext.results import Confidence, Draft, Plan, Verification
+from dspark_ext.status import Status
+
+__all__ = [
+    "ArgumentError",
+    "Confidence",
+    "Draft",
+    "Plan",
+    "Status",
+    "StatusError",
+    "Verification",
+    "__version__",
+    "confidence",
+]

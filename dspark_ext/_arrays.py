@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as the operators see them, and the checker that lists everything wrong at once.
+
+Torch tensors (CPU) and NumPy arrays are accepted alike; results are of the same kind as the first
+array given. Torch is never imported here: a tensor is recognised through ``sys.modules``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ArgumentError", "Checker", "View", "empty", "is_torch", "to_numpy"]
+
+#: dtype name -> code of ``dspark_dtype``.
+DTYPE_CODE = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
+FLOATS = ("float32", "bfloat16", "float16")
+INTS = ("int32", "int64")
+BOOLS = ("uint8", "bool", "int8")
+
+
+class ArgumentError(ValueError):
+    """Arguments break the contract. The text lists every problem: argument, got, expected."""
+
+
+def is_torch(x: Any) -> bool:
+    """Return whether ``x`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def dtype_name(x: Any) -> str:
+    """Return the dtype of an array as NumPy spells it (``"bfloat16"`` included)."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def device_name(x: Any) -> str:
+    """Return ``"cpu"``, ``"cuda:0"``, ... of an array."""
+    return str(x.device) if is_torch(x) else "cpu"
+
+
+def to_numpy(x: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of the same values; bfloat16 becomes float32 (exact)."""
+    if is_torch(x):
+        x = x.detach().cpu()
+        return x.float().numpy() if dtype_name(x) == "bfloat16" else x.numpy()
+    x = np.asarray(x)
+    return x.astype(np.float32) if dtype_name(x) == "bfloat16" else x
+
+
+@dataclass(frozen=True)
+class View:
+    """An array the C API may read or write: address, shape, element strides. Keeps it alive."""
+
+    array: Any
+    ptr: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @property
+    def code(self) -> int:
+        """The ``dspark_dtype`` of the elements."""
+        return DTYPE_CODE[self.dtype]
+
+
+def view(x: Any) -> View:
+    """Wrap a torch tensor or NumPy array without copying."""
+    if is_torch(x):
+        return View(x, x.data_ptr(), tuple(x.shape), tuple(x.stride()), dtype_name(x))
+    strides = tuple(s // x.itemsize for s in x.strides)
+    return View(x, x.ctypes.data, tuple(x.shape), strides, dtype_name(x))
+
+
+def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    """Allocate an uninitialised array of ``like``'s kind and device."""
+    if is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if dtype == "bfloat16":
+        return np.empty(shape, dtype=like.dtype)  # an ml_dtypes array: reuse its dtype object
+    return np.empty(shape, dtype=dtype)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: str, like: Any) -> Any:
+    """Allocate an array of ``like``'s kind filled with ``value``."""
+    out = empty(shape, dtype, like)
+    out[...] = value
+    return out
+
+
+def _describe(x: Any) -> str:
+    if x is None:
+        return "None"
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{dtype_name(x)} {list(x.shape)} on {device_name(x)}"
+    return f"{type(x).__name__} {x!r}"[:80]
+
+
+def _format_shape(shape: Sequence[int | str | None]) -> str:
+    return "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+
+
+class Checker:
+    """Collects every problem of one call; :meth:`done` raises one :class:`ArgumentError`.
+
+    The first array seen decides the kind (torch or NumPy) and the device of the results; arrays of
+    another device or kind are reported.
+
+    Examples
+    --------
+    >>> check = Checker("demo")
+    >>> a = check.array("logit", np.zeros((2, 3)), ("R", "gamma"), dtypes=("float32",))
+    >>> check.done()
+    Traceback (most recent call last):
+        ...
+    dspark_ext._arrays.ArgumentError: demo: 1 problem
+      logit: got float64 [2, 3] on cpu, expected float32
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.problems: list[str] = []
+        self.like: Any = None
+        self.sizes: dict[str, int] = {}
+
+    def fail(self, name: str, got: str, expected: str) -> None:
+        """Record one problem."""
+        self.problems.append(f"{name}: got {got}, expected {expected}")
+
+    def require(self, condition: bool, name: str, got: Any, expected: str) -> bool:
+        """Record a problem unless ``condition`` holds; return the condition."""
+        if not condition:
+            self.fail(name, got if isinstance(got, str) else _describe(got), expected)
+        return condition
+
+    def done(self) -> None:
+        """Raise one error that lists everything recorded."""
+        if self.problems:
+            count = len(self.problems)
+            head = f"{self.function}: {count} problem{'s' if count > 1 else ''}"
+            raise ArgumentError("\n  ".join([head, *self.problems]))
+
+    def _size_problem(self, shape: Sequence[int | str | None], got: tuple[int, ...]) -> bool:
+        if len(got) != len(shape):
+            return True
+        bad = False
+        for want, n in zip(shape, got, strict=True):
+            if isinstance(want, str):
+                if self.sizes.setdefault(want, n) != n:
+                    bad = True
+            elif want is not None and want != n:
+                bad = True
+        return bad
+
+    def array(
+        self,
+        name: str,
+        x: Any,
+        shape: Sequence[int | str | None],
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        optional: bool = False,
+        contiguous: bool = False,
+    ) -> View | None:
+        """Check one array and return its view; ``None`` when absent or wrong.
+
+        ``shape`` entries: a number, ``None`` (any) or a name, which is bound to the size at first
+        sight and must agree afterwards. The last dimension must be contiguous; with
+        ``contiguous=True`` the whole array must be.
+        """
+        if x is None:
+            if not optional:
+                self.fail(name, "None", f"an array {_format_shape(shape)}")
+            return None
+        if not (is_torch(x) or isinstance(x, np.ndarray)):
+            self.fail(name, _describe(x), "a torch tensor or NumPy array")
+            return None
+        ok = True
+        if self.like is None:
+            self.like = x
+        elif is_torch(x) != is_torch(self.like) or device_name(x) != device_name(self.like):
+            kind = "torch" if is_torch(self.like) else "NumPy"
+            got = f"{'torch' if is_torch(x) else 'NumPy'} on {device_name(x)}"
+            self.fail(name, got, f"{kind} on {device_name(self.like)} like the other arrays")
+            ok = False
+        if dtype_name(x) not in dtypes:
+            self.fail(name, _describe(x), " or ".join(dtypes))
+            ok = False
+        if self._size_problem(shape, tuple(x.shape)):
+            bound = [self.sizes.get(n, n) if isinstance(n, str) else n for n in shape]
+            self.fail(name, f"shape {list(x.shape)}", f"{_format_shape(bound)}")
+            return None
+        v = view(x)
+        if v.shape and v.shape[-1] > 1 and v.strides[-1] != 1 and 0 not in v.shape:
+            self.fail(name, f"strides {list(v.strides)}", "a contiguous last dimension")
+            ok = False
+        elif contiguous and not _is_contiguous(v):
+            self.fail(name, f"strides {list(v.strides)}", "a contiguous array")
+            ok = False
+        return v if ok else None
+
+    def per_request(
+        self, name: str, x: Any, n: int, dtype: str, *, optional: bool = True
+    ) -> View | None:
+        """Check a small per-request argument ``[n]``; scalars and lists become arrays.
+
+        Integer arrays of another width and float64 are converted to ``dtype`` (range checked).
+        """
+        if x is None:
+            if not optional:
+                self.fail(name, "None", f"[{n}] or a scalar")
+            return None
+        if is_torch(x) or isinstance(x, np.ndarray):
+            if self.like is not None and device_name(x) != device_name(self.like):
+                self.fail(name, _describe(x), f"an array on {device_name(self.like)}")
+                return None
+            if tuple(x.shape) == (n,) and dtype_name(x) == dtype and _is_contiguous(view(x)):
+                return view(x)
+            values = to_numpy(x)
+        else:
+            try:
+                values = _as_numpy(x, dtype)
+            except (TypeError, ValueError, OverflowError):
+                self.fail(name, _describe(x), f"[{n}] {dtype} or a scalar")
+                return None
+        if values.shape not in ((), (n,)):
+            self.fail(name, f"shape {list(values.shape)}", f"[{n}] or a scalar")
+            return None
+        converted = _convert(values, dtype)
+        if converted is None:
+            self.fail(name, f"{values.dtype} {values.tolist()!r}"[:80], f"values of {dtype}")
+            return None
+        return view(self._like_kind(np.ascontiguousarray(np.broadcast_to(converted, (n,)))))
+
+    def _like_kind(self, x: np.ndarray[Any, Any]) -> Any:
+        if self.like is not None and is_torch(self.like):
+            return sys.modules["torch"].from_numpy(x).to(self.like.device)
+        return x
+
+    def values(self, v: View | None) -> np.ndarray[Any, Any]:
+        """Return host values of a small argument for range checks (empty when absent)."""
+        return np.zeros(0) if v is None else to_numpy(v.array)
+
+    def output(self, name: str, out: Any, shape: tuple[int, ...], dtype: str) -> View | None:
+        """Check a preallocated result, or allocate one of the right kind."""
+        if out is None:
+            like = self.like if self.like is not None else np.zeros(0)
+            return view(empty(shape, dtype, like))
+        return self.array(name, out, shape, (dtype,), contiguous=True)
+
+
+def _is_contiguous(v: View) -> bool:
+    if 0 in v.shape:
+        return True
+    expected = 1
+    for n, s in zip(reversed(v.shape), reversed(v.strides), strict=True):
+        if n > 1 and s != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _as_numpy(x: Any, dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "uint64":  # Python integers above 2^63 survive only as objects
+        return np.asarray(x, dtype=object)
+    return np.asarray(x)
+
+
+def _convert(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any] | None:
+    kind = np.dtype(dtype).kind
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    if kind in "iu":
+        if values.dtype.kind == "f" or (
+            values.dtype.kind == "O"
+            and not all(isinstance(v, (int, np.integer)) for v in values.reshape(-1))
+        ):
+            return None
+        info = np.iinfo(dtype)
+        if values.dtype.kind == "i" and dtype == "uint64":
+            return (
+                values.astype(np.int64).view(np.uint64)
+                if values.ndim
+                else np.uint64(int(values) & 0xFFFFFFFFFFFFFFFF).reshape(())
+            )
+        if values.size and (int(values.min()) < info.min or int(values.max()) > info.max):
+            return None
+    elif values.dtype.kind not in "iuf":
+        return None
+    return values.astype(dtype)
+
+
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    """Silence NumPy's floating-point warnings where NaN and infinities are legal data."""
+    with np.errstate(all="ignore"):
+        yield

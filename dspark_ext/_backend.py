@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend serves a call, its scratch memory and its threads."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dspark_ext import _C
+from dspark_ext._arrays import Checker, View, device_name, is_torch, to_numpy
+from dspark_ext.status import TROUBLE, Status
+
+__all__ = [
+    "StatusError",
+    "copy_into",
+    "num_threads",
+    "ptr",
+    "raise_on_trouble",
+    "reference",
+    "resolve",
+    "run",
+]
+
+BACKENDS = ("cpu", "cuda", "reference", "simt")
+_scratch = threading.local()
+
+
+class StatusError(RuntimeError):
+    """``strict=True`` found trouble in the data; ``status`` holds the bits of every request."""
+
+    def __init__(self, function: str, status: np.ndarray[Any, Any]) -> None:
+        rows = np.flatnonzero(status & int(TROUBLE))
+        text = "\n".join(f"request {r}: {Status.describe(int(status[r]))}" for r in rows[:8])
+        super().__init__(f"{function}: trouble in {len(rows)} of {len(status)} requests\n{text}")
+        self.status = status
+
+
+def resolve(check: Checker, backend: str | None) -> str:
+    """Return the backend that serves this call: forced, or by the device of the arrays."""
+    device = "cpu" if check.like is None else device_name(check.like)
+    if backend is None:
+        backend = "cuda" if device.startswith("cuda") else "cpu"
+    if backend not in BACKENDS:
+        check.fail("backend", repr(backend), "None, 'cpu', 'cuda', 'reference' or 'simt'")
+    elif backend in ("cpu", "reference") and device != "cpu":
+        check.fail("backend", f"{backend!r} with arrays on {device}", "arrays on the CPU")
+    elif backend == "cuda" and not device.startswith("cuda"):
+        check.fail("backend", f"'cuda' with arrays on {device}", "torch tensors on a CUDA device")
+    elif backend == "simt":
+        check.fail("backend", "'simt'", "a built SIMT runner; this release has no CUDA kernel yet")
+    return backend
+
+
+def num_threads() -> int:
+    """Return torch's thread count when torch is loaded, else 0 (all that OpenMP has)."""
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else 0
+
+
+def run(family: str, params: Any, device: str = "cpu") -> None:
+    """Call ``_C.<family>`` with scratch memory of this thread, grown when needed."""
+    code = _C.CUDA if device == "cuda" else _C.CPU
+    needed = getattr(_C, family + "_workspace")(code, params)
+    buffer = getattr(_scratch, "buffer", None)
+    if buffer is None or buffer.size < needed + 256:
+        buffer = _scratch.buffer = np.empty(max(needed + 256, 4096), dtype=np.uint8)
+    address = (buffer.ctypes.data + 255) // 256 * 256
+    getattr(_C, family)(code, params, address, needed, 0)
+
+
+def reference(family: str, function: str) -> Callable[..., Any]:
+    """Return ``dspark_ext.reference.<family>.<function>``."""
+    module = importlib.import_module(f"dspark_ext.reference.{family}")
+    return getattr(module, function)  # type: ignore[no-any-return]
+
+
+def raise_on_trouble(function: str, status: Any, strict: bool) -> None:
+    """With ``strict``, raise :class:`StatusError` when any request has a trouble bit."""
+    if not strict:
+        return
+    bits = to_numpy(status)
+    if np.any(bits & int(TROUBLE)):
+        raise StatusError(function, bits)
+
+
+def ptr(v: View | None) -> int:
+    """Return the address of a view, 0 when absent."""
+    return 0 if v is None else v.ptr
+
+
+def copy_into(
+    target: View, values: np.ndarray[Any, Any], keep: np.ndarray[Any, Any] | None = None
+) -> None:
+    """Write a NumPy result of the reference into an output array of the caller's kind.
+
+    ``keep`` [R] selects the requests to write; the rows of inactive ones stay untouched.
+    """
+    rows = slice(None) if keep is None or target.array.ndim == 0 else np.flatnonzero(keep)
+    values = np.ascontiguousarray(values)[rows]
+    if is_torch(target.array):
+        torch = sys.modules["torch"]
+        source = torch.from_numpy(np.ascontiguousarray(values)).to(target.array.dtype)
+        target.array[rows if isinstance(rows, slice) else torch.from_numpy(rows)] = source
+    else:
+        target.array[rows] = values
