@@ -97,7 +97,7 @@ class Law:
         return not bool(self.support.any())
 
     def log_prob(self) -> F64:
-        """log p of every id, float64 [V]; -inf outside the support."""
+        """Log-probability of every id, float64 [V]; -inf outside the support."""
         return np.where(self.support, self.z / self.temperature - self.lse, -np.inf)
 
 
