@@ -81,6 +81,7 @@ void family(py::module_& m, const char* name,
         py::arg("device"), py::arg("params"));
 }
 
+void register_device(py::module_& m);
 void register_confidence(py::module_& m);
 
 }  // namespace dspark::bindings

@@ -7,5 +7,6 @@ PYBIND11_MODULE(_C, m) {
   m.attr("CPU") = static_cast<int>(DSPARK_CPU);
   m.attr("CUDA") = static_cast<int>(DSPARK_CUDA);
   m.def("cpu_level", [] { return std::string(dspark_cpu_level()); });
+  dspark::bindings::register_device(m);
   dspark::bindings::register_confidence(m);
 }

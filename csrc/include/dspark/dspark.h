@@ -6,6 +6,7 @@
 #define DSPARK_DSPARK_H_
 
 #include "dspark/confidence.h"
+#include "dspark/device.h"
 #include "dspark/markov_loop.h"
 #include "dspark/paged_kv.h"
 #include "dspark/prefix_scheduler.h"
