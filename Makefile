@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo      speculate on a real language model
+#   make test      lint, build with warnings as errors, run every test
+#
+# Both make .venv with the pinned requirements and this package first; the second time they need no
+# network. For work on the sources:
+#
+#   make dev       build the extension in the tree (no install): then PYTHONPATH=.:python
+#   make lint      check format and lint          make format    apply the format
+#   make stub      write dspark_ext/_C.pyi anew   make bench     time the operators
+#   make clean     remove build/ and .venv/       make test-cuda-pip   see tests/packaging
+#
+# BIN names the folder of another environment's programs (with the pinned requirements in it) to
+# use instead of .venv/bin; it is used as it is, nothing is installed into it.
+# DSPARK_CUDA=auto|off|pip|system and DSPARK_ARCHS are read from the environment.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+BIN ?= .venv/bin
+CXX_FILES = find csrc tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
+PYTHON_FILES = $(wildcard _build bench dspark_ext python setup.py tests)
+
+ifeq ($(BIN),.venv/bin)
+  REQUIREMENTS = $(PYTHON) _build/environment.py requirements
+  ENVIRONMENT = $(PYTHON) _build/environment.py
+else
+  REQUIREMENTS = @:
+  ENVIRONMENT = @:
+endif
+
+.PHONY: help demo test dev lint format stub bench clean environment requirements test-cuda-pip
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+environment:
+	@$(ENVIRONMENT)
+
+requirements:
+	@$(REQUIREMENTS)
+
+demo: environment
+	@$(BIN)/dspark generate --demo
+
+test: export DSPARK_WERROR = ON
+test: environment lint
+	@$(BIN)/pytest -q tests docs README.md --doctest-glob='*.md' \
+	  --doctest-modules --pyargs dspark_ext dspark
+
+test-cuda-pip: environment
+	@$(BIN)/pytest -q -p no:cacheprovider tests/packaging/test_cuda_pip.py --run-slow
+
+dev: requirements
+	@export PATH="$(CURDIR)/.venv/bin:$$PATH"; cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
+	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$($(BIN)/python \
+	  -c 'import sys; print(sys.executable)')" > build-dev.log || { cat build-dev.log; exit 1; }
+	@mkdir -p build/logs && mv build-dev.log build/logs/dev.log
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" cmake --build build/dev --parallel 2
+
+lint: requirements
+	@$(BIN)/ruff check --quiet $(PYTHON_FILES)
+	@$(BIN)/ruff format --check --quiet $(PYTHON_FILES)
+	@$(CXX_FILES) | $(BIN)/python -c 'import subprocess, sys; \
+	  files = sys.stdin.read().splitlines(); \
+	  sys.exit(subprocess.run([sys.argv[1], "--dry-run", "-Werror", *files]).returncode)' \
+	  $(BIN)/clang-format
+
+format: requirements
+	@$(BIN)/ruff check --quiet --fix $(PYTHON_FILES) || true
+	@$(BIN)/ruff format --quiet $(PYTHON_FILES)
+	@$(CXX_FILES) | xargs $(BIN)/clang-format -i
+
+stub:
+	@$(BIN)/python _build/stub.py --write
+
+bench: environment
+	@$(BIN)/python -m dspark_ext bench
+
+clean:
+	rm -rf build .venv dspark.egg-info dspark_ext/_C.*.so
