@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_level", [] { return std::string(dspark_cpu_level()); });
   dspark::bindings::register_device(m);
   dspark::bindings::register_confidence(m);
+  dspark::bindings::register_paged_kv(m);
 }

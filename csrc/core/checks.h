@@ -23,6 +23,14 @@ bool check_header(Problems& problems, const Params* params) {
   return true;
 }
 
+inline void check_positive(Problems& problems, const char* name, int32_t value) {
+  DSPARK_REQUIRE(problems, value >= 1, "%s: got %d, expected >= 1", name, value);
+}
+
+inline void check_not_negative(Problems& problems, const char* name, int32_t value) {
+  DSPARK_REQUIRE(problems, value >= 0, "%s: got %d, expected >= 0", name, value);
+}
+
 inline void check_gamma(Problems& problems, int32_t gamma) {
   DSPARK_REQUIRE(problems, gamma >= 1 && gamma <= DSPARK_MAX_GAMMA, "gamma: got %d, expected 1..%d",
                  gamma, DSPARK_MAX_GAMMA);

@@ -3,6 +3,16 @@
 // paged_kv: append the keys and values of new tokens to a paged cache at device-side lengths, and
 // commit a round. Logical position p of request r lives in page page_table[r, p / page_size], row
 // p % page_size. Entries past kv_len are dead and may be overwritten.
+//
+// Token i of request r goes to position kv_len[r] + i. A position beyond the page table sets
+// DSPARK_KV_OVERFLOW, a page id outside [0, num_pages) sets DSPARK_BAD_PAGE; that token is not
+// written, the request's other tokens are. A negative kv_len, or bounds that are not
+// 0 <= cu_seqlens[r] <= cu_seqlens[r + 1] <= num_tokens, set DSPARK_BAD_PARAM and nothing of the
+// request is written. Two requests must not share a page that the append writes to.
+//
+// Rotation is half-split: with a = pos * inv_freq[i] (float64; its cosine and sine are rounded to
+// float32 once), elements i and i + D / 2 become x_i cos a - x_{i+D/2} sin a and
+// x_{i+D/2} cos a + x_i sin a. k is rounded to the cache dtype once, after the rotation.
 #ifndef DSPARK_PAGED_KV_H_
 #define DSPARK_PAGED_KV_H_
 
@@ -14,35 +24,35 @@ extern "C" {
 
 /// Arguments of dspark_paged_kv(): append. R = num_requests, B = cu_seqlens[R].
 typedef struct dspark_paged_kv_params {
-  uint32_t struct_size;        ///< sizeof(dspark_paged_kv_params)
-  int32_t num_requests;        ///< R >= 0
-  int32_t num_kv_heads;        ///< Hkv >= 1
-  int32_t head_dim;            ///< D >= 1; even with rope
-  int32_t page_size;           ///< tokens in a page, >= 1
-  int32_t num_pages;           ///< pages in the caches
-  int32_t max_pages;           ///< columns of page_table
-  int32_t num_tokens;          ///< rows of k and v; an upper bound on cu_seqlens[R]
-  int32_t num_threads;         ///< CPU threads to use; 0 = as many as OpenMP has
-  int32_t dtype;               ///< of k and v: f32, bf16 or f16
-  int32_t cache_dtype;         ///< of the caches: f32, bf16 or f16
-  const void* k;               ///< [B, Hkv, D] new keys
-  int64_t k_token_stride;      ///< elements between tokens
-  int64_t k_head_stride;       ///< elements between heads
-  const void* v;               ///< [B, Hkv, D] new values
-  int64_t v_token_stride;      ///< elements between tokens
-  int64_t v_head_stride;       ///< elements between heads
-  void* k_cache;               ///< [num_pages, page_size, Hkv, D]
-  void* v_cache;               ///< [num_pages, page_size, Hkv, D]
-  int64_t page_stride;         ///< elements between pages (both caches)
-  int64_t row_stride;          ///< elements between rows of a page (both caches)
-  int64_t head_stride;         ///< elements between heads of a row (both caches)
-  const int32_t* page_table;   ///< [R, max_pages] page ids, -1 = none
-  int64_t page_table_stride;   ///< elements between requests
-  const int32_t* kv_len;       ///< [R] lengths BEFORE the append
-  const int32_t* cu_seqlens;   ///< [R + 1] rows of each request in k and v; device data
-  float rope_theta;            ///< 0 = no rotation; else half-split RoPE on k at its position
-  const float* rope_inv_freq;  ///< [D / 2] angle per position, or NULL: theta^(-2i / D)
-  int32_t* status;             ///< [R] out: status bits
+  uint32_t struct_size;         ///< sizeof(dspark_paged_kv_params)
+  int32_t num_requests;         ///< R >= 0
+  int32_t num_kv_heads;         ///< Hkv >= 1
+  int32_t head_dim;             ///< D >= 1; even with rope
+  int32_t page_size;            ///< tokens in a page, >= 1
+  int32_t num_pages;            ///< pages in the caches
+  int32_t max_pages;            ///< columns of page_table
+  int32_t num_tokens;           ///< rows of k and v; an upper bound on cu_seqlens[R]
+  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
+  int32_t dtype;                ///< of k and v: f32, bf16 or f16
+  int32_t cache_dtype;          ///< of the caches: f32, bf16 or f16
+  const void* k;                ///< [B, Hkv, D] new keys
+  int64_t k_token_stride;       ///< elements between tokens
+  int64_t k_head_stride;        ///< elements between heads
+  const void* v;                ///< [B, Hkv, D] new values
+  int64_t v_token_stride;       ///< elements between tokens
+  int64_t v_head_stride;        ///< elements between heads
+  void* k_cache;                ///< [num_pages, page_size, Hkv, D]
+  void* v_cache;                ///< [num_pages, page_size, Hkv, D]
+  int64_t page_stride;          ///< elements between pages (both caches)
+  int64_t row_stride;           ///< elements between rows of a page (both caches)
+  int64_t head_stride;          ///< elements between heads of a row (both caches)
+  const int32_t* page_table;    ///< [R, max_pages] page ids, -1 = none
+  int64_t page_table_stride;    ///< elements between requests
+  const int32_t* kv_len;        ///< [R] lengths BEFORE the append
+  const int32_t* cu_seqlens;    ///< [R + 1] rows of each request in k and v; device data
+  double rope_theta;            ///< 0 = no rotation; else half-split RoPE on k at its position
+  const double* rope_inv_freq;  ///< [D / 2] radians per position, or NULL: theta^(-2i / D)
+  int32_t* status;              ///< [R] out: status bits
 } dspark_paged_kv_params;
 
 /// Scratch bytes that dspark_paged_kv() needs for these sizes.

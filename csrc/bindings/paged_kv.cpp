@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/bindings.h"
+
+namespace dspark::bindings {
+namespace {
+
+void register_append(py::module_& m) {
+  using P = dspark_paged_kv_params;
+  auto cls = params_class<P>(m, "PagedKvParams");
+  field(cls, "num_requests", &P::num_requests);
+  field(cls, "num_kv_heads", &P::num_kv_heads);
+  field(cls, "head_dim", &P::head_dim);
+  field(cls, "page_size", &P::page_size);
+  field(cls, "num_pages", &P::num_pages);
+  field(cls, "max_pages", &P::max_pages);
+  field(cls, "num_tokens", &P::num_tokens);
+  field(cls, "num_threads", &P::num_threads);
+  field(cls, "dtype", &P::dtype);
+  field(cls, "cache_dtype", &P::cache_dtype);
+  field(cls, "k", &P::k);
+  field(cls, "k_token_stride", &P::k_token_stride);
+  field(cls, "k_head_stride", &P::k_head_stride);
+  field(cls, "v", &P::v);
+  field(cls, "v_token_stride", &P::v_token_stride);
+  field(cls, "v_head_stride", &P::v_head_stride);
+  field(cls, "k_cache", &P::k_cache);
+  field(cls, "v_cache", &P::v_cache);
+  field(cls, "page_stride", &P::page_stride);
+  field(cls, "row_stride", &P::row_stride);
+  field(cls, "head_stride", &P::head_stride);
+  field(cls, "page_table", &P::page_table);
+  field(cls, "page_table_stride", &P::page_table_stride);
+  field(cls, "kv_len", &P::kv_len);
+  field(cls, "cu_seqlens", &P::cu_seqlens);
+  field(cls, "rope_theta", &P::rope_theta);
+  field(cls, "rope_inv_freq", &P::rope_inv_freq);
+  field(cls, "status", &P::status);
+  family(m, "paged_kv", &dspark_paged_kv, &dspark_paged_kv_workspace);
+}
+
+void register_commit(py::module_& m) {
+  using P = dspark_paged_kv_commit_params;
+  auto cls = params_class<P>(m, "PagedKvCommitParams");
+  field(cls, "num_requests", &P::num_requests);
+  field(cls, "kv_len", &P::kv_len);
+  field(cls, "position", &P::position);
+  field(cls, "num_emitted", &P::num_emitted);
+  field(cls, "active", &P::active);
+  m.def(
+      "paged_kv_commit",
+      [](int device, const P& params, uintptr_t stream) {
+        raise_if_failed(dspark_paged_kv_commit(static_cast<dspark_device>(device), &params,
+                                               reinterpret_cast<void*>(stream)));
+      },
+      py::arg("device"), py::arg("params"), py::arg("stream") = 0);
+}
+
+}  // namespace
+
+void register_paged_kv(py::module_& m) {
+  register_append(m);
+  register_commit(m);
+}
+
+}  // namespace dspark::bindings
