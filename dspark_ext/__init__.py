@@ -11,6 +11,8 @@ from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
 from dspark_ext.ops.confidence import confidence
+from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
+from dspark_ext.ops.rope import Rope
 from dspark_ext.results import Confidence, Draft, Plan, Verification
 from dspark_ext.status import Status
 
@@ -19,9 +21,12 @@ __all__ = [
     "Confidence",
     "Draft",
     "Plan",
+    "Rope",
     "Status",
     "StatusError",
     "Verification",
     "__version__",
     "confidence",
+    "paged_kv_append",
+    "paged_kv_commit",
 ]

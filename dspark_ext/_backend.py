@@ -66,11 +66,11 @@ def run(family: str, params: Any, device: str = "cpu") -> None:
     """Call ``_C.<family>`` with scratch memory of this thread, grown when needed."""
     code = _C.CUDA if device == "cuda" else _C.CPU
     needed = getattr(_C, family + "_workspace")(code, params)
-    buffer = getattr(_scratch, "buffer", None)
-    if buffer is None or buffer.size < needed + 256:
-        buffer = _scratch.buffer = np.empty(max(needed + 256, 4096), dtype=np.uint8)
-    address = (buffer.ctypes.data + 255) // 256 * 256
-    getattr(_C, family)(code, params, address, needed, 0)
+    if getattr(_scratch, "bytes", -1) < needed:
+        _scratch.bytes = max(needed, 4096)
+        _scratch.buffer = np.empty(_scratch.bytes + 256, dtype=np.uint8)
+        _scratch.address = (_scratch.buffer.ctypes.data + 255) // 256 * 256
+    getattr(_C, family)(code, params, _scratch.address, needed, 0)
 
 
 def reference(family: str, function: str) -> Callable[..., Any]:

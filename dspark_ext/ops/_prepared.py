@@ -11,30 +11,40 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Prepared", "address", "signature"]
+__all__ = ["Prepared", "addresses", "signature"]
 
-T = TypeVar("T")
 _LIMIT = 256  # shapes kept per thread and family; a decoder uses a few
 
 
-def signature(x: Any) -> Any:
-    """Return what the checks see of an array, or ``None`` when ``x`` is not a plain array."""
-    if isinstance(x, np.ndarray):
-        return x.shape, x.strides, x.dtype
+def signature(arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return what the checks see of arrays (``None`` allowed among them).
+
+    The answer is ``None`` when one is not a plain array: a list must be converted at each call.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        return x.shape, x.stride(), x.dtype, x.device
-    return None
+    seen: list[Any] = []
+    for x in arrays:
+        if x is None:
+            seen.append(None)
+        elif torch is not None and isinstance(x, torch.Tensor):
+            seen.append((x.shape, x.stride(), x.dtype, x.device))
+        elif isinstance(x, np.ndarray):
+            seen.append((x.shape, x.strides, x.dtype))
+        else:
+            return None
+    return tuple(seen)
 
 
-def address(x: Any) -> int:
-    """Return the address of an array's first element."""
-    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+def addresses(arrays: tuple[Any, ...]) -> list[int]:
+    """Return the address of each array's first element (0 for ``None``)."""
+    return [
+        0 if x is None else x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+        for x in arrays
+    ]
 
 
 class Prepared(threading.local):
@@ -43,19 +53,21 @@ class Prepared(threading.local):
     Examples
     --------
     >>> cache = Prepared()
-    >>> cache.get(("f", 1), lambda: "made"), cache.get(("f", 1), lambda: "again")
-    ('made', 'made')
+    >>> cache.find((2, 3)) is None
+    True
+    >>> cache.keep((2, 3), "params"); cache.find((2, 3))
+    'params'
     """
 
     def __init__(self) -> None:
         self._entries: dict[Any, Any] = {}
 
-    def get(self, key: Any, make: Callable[[], T]) -> T:
-        """Return the entry of ``key``, made by ``make`` (which may raise) at first sight."""
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = make()
-            if len(self._entries) >= _LIMIT:
-                self._entries.clear()
-            self._entries[key] = entry
-        return entry  # type: ignore[no-any-return]
+    def find(self, key: Any) -> Any:
+        """Return the params object of ``key`` or ``None``."""
+        return self._entries.get(key)
+
+    def keep(self, key: Any, params: Any) -> None:
+        """Remember a filled params object; when there are too many shapes, start again."""
+        if len(self._entries) >= _LIMIT:
+            self._entries.clear()
+        self._entries[key] = params
