@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext.reference._arguments import active_mask, legal, legal_temperature, per_request
-from dspark_ext.reference.philox import Kind
+from dspark_ext.reference.draws import DRAFT, Draws, draws_of
 from dspark_ext.reference.rounding import DType, clean, round_to
-from dspark_ext.reference.sampler import Draw, Noise, argmax, make_law, sample
+from dspark_ext.reference.sampler import Draw, argmax, make_law
 from dspark_ext.results import Draft
 from dspark_ext.status import Status
 
@@ -68,14 +69,24 @@ class _Slot:
     status: int
 
 
-def _draw_slot(z: F64, temperature: float, top_k: int, top_p: float, noise: Noise) -> _Slot:
+@dataclass(frozen=True)
+class _Sampling:
+    """Temperature and truncation of one request's draft law, and its draws."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    draws: Draws
+
+
+def _draw_slot(z: F64, k: int, how: _Sampling) -> _Slot:
     """Pick a column from z, greedy (T = 0) or sampled from the truncated law."""
-    if temperature == 0:
+    if how.temperature == 0:
         law = make_law(z, 1.0)  # for the lse only: the law of a greedy slot is one-hot
         pick: Draw | None = None if law.empty else argmax(z)
     else:
-        law = make_law(z, temperature, top_k=top_k, top_p=top_p)
-        pick = sample(law, noise)
+        law = make_law(z, how.temperature, top_k=how.top_k, top_p=how.top_p)
+        pick = how.draws.categorical(k, DRAFT, law)
     if pick is None:
         return _Slot(0, z, -np.inf, np.inf, int(Status.EMPTY_SUPPORT))
     return _Slot(pick.token, np.where(law.support, z, -np.inf), law.lse, pick.margin, 0)
@@ -119,6 +130,7 @@ def markov_loop(
     debug_uniform: ArrayLike | None = None,
     dtype: DType = "f32",
     margin: NDArray[np.float64] | None = None,
+    draws: Sequence[Draws] | None = None,
 ) -> Draft:
     """Draw x_k from softmax((U_k + B_k) / T) for k = 1..gamma, per request.
 
@@ -151,6 +163,8 @@ def markov_loop(
         Element type of ``base_logits``: z is rounded to it, once.
     margin : ndarray, float64 (R, gamma), optional
         Filled with the deciding margin of every token (see :mod:`dspark_ext.reference.sampler`).
+    draws : sequence of Draws (R,), optional
+        Replaces the random numbers of every request; used to enumerate the exact law.
 
     Returns
     -------
@@ -206,13 +220,14 @@ def markov_loop(
     k_of = per_request(top_k, requests, 0, np.int64)
     p_of = per_request(top_p, requests, 1.0, np.float32).astype(np.float64)
     p_of = legal(p_of, (p_of > 0) & (p_of <= 1), 1.0, status)
-    seeds, positions, anchors = np.asarray(seed), np.asarray(position), np.asarray(anchor)
     on = active_mask(active, requests)
     status[~on] = 0
     result = _empty(requests, gamma, columns, u.dtype, store_logits, cw is not None)
     for r in np.flatnonzero(on):
+        own = draws_of(draws, int(r), seed, position, debug_uniform)
+        how = _Sampling(float(t[r]), int(k_of[r]), float(p_of[r]), own)
         bias.restart()
-        previous = int(anchors[r])
+        previous = int(np.asarray(anchor)[r])
         for k in range(gamma):
             known = 0 <= previous < vocab
             e = e1[previous].astype(np.float64) if known else np.zeros(e1.shape[1])
@@ -220,15 +235,7 @@ def markov_loop(
             with np.errstate(invalid="ignore", over="ignore"):
                 raw = u[r, k, :columns].astype(np.float64) + bias.bias_of(e, h[r, k])
             z, found_nan = clean(round_to(raw, dtype), dtype)
-            noise = Noise(
-                int(seeds[r]),
-                int(positions[r]) + k + 1,
-                Kind.DRAFT_SEGMENT,
-                Kind.DRAFT_INNER,
-                k + 1,
-                None if debug_uniform is None else int(np.asarray(debug_uniform)[r, k]),
-            )
-            slot = _draw_slot(z, float(t[r]), int(k_of[r]), float(p_of[r]), noise)
+            slot = _draw_slot(z, k, how)
             status[r] |= slot.status | (int(Status.NAN_DRAFT) if found_nan else 0)
             previous = int(to_target[slot.column])
             result.tokens[r, k] = previous

@@ -98,6 +98,8 @@ class Law:
 
     def log_prob(self) -> F64:
         """Log-probability of every id, float64 [V]; -inf outside the support."""
+        if self.empty:
+            return np.full(len(self.z), -np.inf)
         return np.where(self.support, self.z / self.temperature - self.lse, -np.inf)
 
 

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification: target logits and drafts in, tokens out, the target's law unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dspark_ext.reference._arguments import active_mask, legal, legal_temperature, per_request
+from dspark_ext.reference.draft_law import DraftLaw, FullLaw, NoLaw, ZeroMass, read_law
+from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET, Draws, draws_of
+from dspark_ext.reference.rounding import DType
+from dspark_ext.reference.sampler import Draw, argmax
+from dspark_ext.reference.target_law import Processors, TargetRow
+from dspark_ext.reference.verification_request import Request, TargetRows
+from dspark_ext.results import Verification
+from dspark_ext.status import Status
+
+__all__ = ["RULES", "rejection_sample"]
+
+RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
+_SERVED = (RULES["greedy"], RULES["token"], RULES["match"])
+_UNLIMITED = 1 << 30
+
+
+def _target_choice(request: Request, row: TargetRow, i: int) -> Draw:
+    """y_i of the rules greedy and match: the token that plain decoding would emit."""
+    if request.processors.temperature == 0:
+        if row.law.empty:
+            request.status |= int(Status.EMPTY_SUPPORT)
+            return Draw(row.fallback, np.inf)
+        return argmax(row.z)
+    return request.from_target(row, i, TARGET)
+
+
+def _bonus(request: Request, row: TargetRow, i: int) -> Draw:
+    """The token behind the last draft, from p: no draft is left to verify at this row."""
+    if request.rule == RULES["token"]:
+        return request.from_target(row, i, BONUS)
+    return _target_choice(request, row, i)
+
+
+def _residual(request: Request, row: TargetRow, law: DraftLaw, i: int) -> Draw:
+    """Draw from max(0, p - q) in log space: p * -expm1(min(0, log q - log p))."""
+    support = row.law.support
+    log_p = np.where(support, row.law.log_prob(), 0.0)
+    smaller = np.minimum(0.0, np.where(support, law.log_q - log_p, 0.0))
+    draw = request.draws.categorical(i, RESIDUAL, row.law, -np.expm1(smaller))
+    if draw is not None:
+        return draw
+    request.status |= 0 if row.law.empty else int(Status.ZERO_RESIDUAL)
+    return request.from_target(row, i, RESIDUAL)
+
+
+def _verify_token(request: Request, row: TargetRow, i: int, draft: int) -> tuple[bool, Draw]:
+    """Rule `token` at row i: (accepted, draw); raises ZeroMass when q(draft) = 0."""
+    try:
+        law = read_law(
+            request.law, request.draft_temperature, request.index, i, draft, request.vocab
+        )
+    except NoLaw:
+        request.status |= int(Status.NAN_DRAFT | Status.FORCED_REJECT)
+        return False, request.from_target(row, i, RESIDUAL)
+    log_p = float(row.law.log_prob()[draft])
+    if log_p == -np.inf:
+        request.status |= int(Status.FORCED_REJECT)
+        return False, _residual(request, row, law, i)
+    ratio = float(np.exp(min(0.0, log_p - law.log_q_draft)))
+    accepted, margin = request.draws.coin(i, ratio)
+    margin = min(margin, row.law.margin)
+    if accepted:
+        return True, Draw(draft, margin)
+    draw = _residual(request, row, law, i)
+    return False, Draw(draw.token, min(margin, draw.margin))
+
+
+def _run(request: Request) -> None:
+    """Emit the tokens of one request, row by row, until a rejection, a stop or the bonus."""
+    scheduled = len(request.drafts)
+    for i in range(scheduled + 1):
+        row = request.rows.processed(i, request.processors)
+        request.status |= int(Status.NAN_TARGET) if row.found_nan else 0
+        draft = int(request.drafts[i]) if i < scheduled else -1
+        if i == scheduled or not 0 <= draft < request.vocab:
+            request.status |= int(Status.BAD_DRAFT_ID) if i < scheduled else 0
+            draw = _bonus(request, row, i)
+            request.emit(row, draw.token, draw.margin)
+            return
+        if request.rule == RULES["token"]:
+            try:
+                accepted, draw = _verify_token(request, row, i, draft)
+            except ZeroMass:
+                request.status |= int(Status.BAD_DRAFT_ID)
+                draw = _bonus(request, row, i)
+                request.emit(row, draw.token, draw.margin)
+                return
+        else:
+            draw = _target_choice(request, row, i)
+            accepted = draw.token == draft and not row.law.empty
+        request.flags[i] = int(accepted)
+        if not accepted:
+            request.flags.update(dict.fromkeys(range(i + 1, scheduled), -1))
+        if request.emit(row, draw.token, draw.margin) or not accepted:
+            return
+
+
+def _refuse_what_is_not_served(later: dict[str, Any], top_logprobs: int, rules: Any) -> None:
+    missing = [name for name, value in later.items() if value is not None]
+    missing += ["top_logprobs"] if top_logprobs else []
+    missing += [f"rule {name!r}" for name in ("block", "synthetic") if RULES[name] in rules]
+    if missing:
+        raise NotImplementedError(f"rejection_sample: not implemented yet: {', '.join(missing)}")
+
+
+def _stored_law(logit: Any, lse: Any, logits: Any, to_target: Any, vocab: int, dtype: DType) -> Any:
+    given = [x is not None for x in (logit, lse, logits)]
+    if not any(given):
+        return None
+    if not all(given):
+        raise ValueError("draft_logit, draft_lse, draft_logits: expected all three or none")
+    columns = np.arange(vocab) if to_target is None else np.asarray(to_target, dtype=np.int64)
+    return FullLaw(np.asarray(logit), np.asarray(lse), np.asarray(logits), columns, dtype)
+
+
+def _stop_sets(stop_ids: ArrayLike | None, requests: int) -> list[frozenset[int]]:
+    """One list for all (1-D) or one row per request (2-D); -1 is no id."""
+    if stop_ids is None:
+        return [frozenset()] * requests
+    ids = np.atleast_1d(np.asarray(stop_ids, dtype=np.int64))
+    rows = np.broadcast_to(ids, (requests, ids.shape[-1]))
+    return [frozenset(int(x) for x in row if x >= 0) for row in rows]
+
+
+def _rule_codes(rule: Any, requests: int) -> NDArray[np.int64]:
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise ValueError(f"rule: got {rule!r}, expected one of {sorted(RULES)}")
+        rule = RULES[rule]
+    return per_request(rule, requests, RULES["token"], np.int64)
+
+
+def _processors(
+    t: NDArray[np.float64],
+    min_p: ArrayLike | None,
+    top_k: ArrayLike | None,
+    top_p: ArrayLike | None,
+    logit_bias: ArrayLike | None,
+    vocab: int,
+    status: NDArray[np.int32],
+) -> list[Processors]:
+    """Sampling parameters per request; an illegal one is off and sets BAD_PARAM."""
+    requests = len(status)
+    keep = per_request(top_k, requests, 0, np.int64)
+    mass = per_request(top_p, requests, 1.0, np.float32).astype(np.float64)
+    mass = legal(mass, (mass > 0) & (mass <= 1), 1.0, status)
+    least = per_request(min_p, requests, 0.0, np.float32).astype(np.float64)
+    least = legal(least, (least >= 0) & (least <= 1), 0.0, status)
+    bias = None if logit_bias is None else np.asarray(logit_bias, dtype=np.float32)[:, :vocab]
+    return [
+        Processors(
+            float(t[r]),
+            float(least[r]),
+            int(keep[r]),
+            float(mass[r]),
+            None if bias is None else bias[r],
+        )
+        for r in range(requests)
+    ]
+
+
+def _rows(
+    cu_seqlens: ArrayLike, draft_len: ArrayLike, requests: int, gamma: int, available: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """First row, scheduled drafts (-1: there is no row), and whether draft_len had to shrink."""
+    offsets = np.asarray(cu_seqlens, dtype=np.int64)
+    first, last = offsets[:-1], offsets[1:]
+    rows = np.where((first >= 0) & (last <= available), last - first, 0)
+    wanted = per_request(draft_len, requests, 0, np.int64)
+    length = np.maximum(np.minimum(np.clip(wanted, 0, gamma), rows - 1), -1)
+    return first, length, length != wanted
+
+
+def _mask_rows(token_mask: ArrayLike | None, request: int, begin: int) -> NDArray[Any] | None:
+    """Mask rows of a request: ragged [B, words] or padded [R, gamma + 1, words]."""
+    if token_mask is None:
+        return None
+    mask = np.asarray(token_mask)
+    return mask[begin:] if mask.ndim == 2 else mask[request]
+
+
+def _empty(requests: int, gamma: int) -> Verification:
+    """Results of requests that emit nothing."""
+    return Verification(
+        num_accepted=np.zeros(requests, np.int32),
+        num_emitted=np.zeros(requests, np.int32),
+        tokens=np.full((requests, gamma + 1), -1, np.int32),
+        next_anchor=np.full(requests, -1, np.int32),
+        logprob=np.zeros((requests, gamma + 1), np.float32),
+        logprob_raw=np.zeros((requests, gamma + 1), np.float32),
+        accepted=np.full((requests, gamma), -2, np.int8),
+        finish=np.zeros(requests, np.int32),
+        status=np.zeros(requests, np.int32),
+    )
+
+
+def _write(result: Verification, request: Request) -> None:
+    r, n = request.index, len(request.tokens)
+    result.num_accepted[r] = sum(flag == 1 for flag in request.flags.values())
+    result.num_emitted[r] = n
+    result.tokens[r, :n] = request.tokens
+    result.next_anchor[r] = request.tokens[-1]
+    result.logprob[r, :n] = request.logprob
+    result.logprob_raw[r, :n] = request.logprob_raw
+    for i, flag in request.flags.items():
+        result.accepted[r, i] = flag
+    result.finish[r] = request.finish
+    result.status[r] |= request.status
+
+
+def rejection_sample(
+    target_logits: ArrayLike,
+    draft_tokens: ArrayLike,
+    *,
+    draft_len: ArrayLike,
+    cu_seqlens: ArrayLike,
+    seed: ArrayLike,
+    position: ArrayLike,
+    temperature: ArrayLike | None = None,
+    top_k: ArrayLike | None = None,
+    top_p: ArrayLike | None = None,
+    min_p: ArrayLike | None = None,
+    logit_bias: ArrayLike | None = None,
+    token_mask: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    presence_penalty: ArrayLike | None = None,
+    frequency_penalty: ArrayLike | None = None,
+    output_counts: ArrayLike | None = None,
+    prompt_mask: ArrayLike | None = None,
+    min_tokens_left: ArrayLike | None = None,
+    draft_logit: ArrayLike | None = None,
+    draft_lse: ArrayLike | None = None,
+    draft_logits: ArrayLike | None = None,
+    support_ids: ArrayLike | None = None,
+    support_logits: ArrayLike | None = None,
+    draft_temperature: ArrayLike | None = None,
+    rule: Any = "token",
+    anchor: ArrayLike | None = None,
+    draft_to_target: ArrayLike | None = None,
+    stop_ids: ArrayLike | None = None,
+    max_new_tokens: ArrayLike | None = None,
+    active: ArrayLike | None = None,
+    vocab_size: int | None = None,
+    top_logprobs: int = 0,
+    debug_uniform: ArrayLike | None = None,
+    dtype: DType = "f32",
+    draft_dtype: DType = "f32",
+    margin: NDArray[np.float64] | None = None,
+    draws: Sequence[Draws] | None = None,
+) -> Verification:
+    """Verify the drafts of every request and emit its tokens (contract, sections 3 and 4).
+
+    Parameters
+    ----------
+    target_logits : array_like, shape (B, >= V)
+        Row i of request r is ``cu_seqlens[r] + i``; it decides position n + i + 1.
+    draft_tokens : array_like, shape (R, gamma)
+        Target ids.
+    draft_len, cu_seqlens, seed, position : array_like, (R,), (R + 1,), (R,), (R,)
+        Scheduled drafts, first rows, seeds, positions of the anchors.
+    temperature, top_k, top_p, min_p : array_like (R,) or scalar
+        T = 0 or None is greedy; the others are off at <= 0, 1 and 0.
+    logit_bias : array_like, shape (R, V), optional
+        Added in float32.
+    token_mask : array_like of int32, (B, words) or (R, gamma + 1, words), optional
+        Packed bits, 1 = allowed.
+    draft_logit, draft_lse, draft_logits : array_like, (R, gamma), (R, gamma), (R, gamma, V_d)
+        The stored law: all three, or none for one-hot.
+    draft_temperature : array_like (R,) or scalar, optional
+        T of the draft, by default ``temperature``; 0 means one-hot.
+    rule : str or array_like of codes (R,)
+        "greedy", "token" or "match" (:data:`RULES`).
+    draft_to_target : array_like (V_d,), optional
+        Target ids of the columns of ``draft_logits``.
+    stop_ids : array_like (S,) or (R, S), optional
+        -1 is no id.
+    max_new_tokens : array_like (R,), optional
+        Tokens this round may emit; 0 makes the request inactive.
+    anchor : array_like (R,), optional
+        Read by penalties only, which are not implemented yet.
+    debug_uniform : array_like (R, gamma + 1), optional
+        53-bit integers that replace the accept and inner draws of a row and make segment noise
+        equal. Tests only.
+    dtype, draft_dtype : {"f32", "bf16", "f16"}
+        Element types of ``target_logits`` and ``draft_logits``.
+    margin : ndarray, float64 (R, gamma + 1), optional
+        Filled with the deciding margin of every emitted token.
+    draws : sequence of Draws (R,), optional
+        Replaces the random numbers of every request; used to enumerate the exact law.
+
+    Returns
+    -------
+    Verification
+        Requests that emit nothing hold tokens -1, next_anchor -1, accepted -2 and zeros.
+
+    Raises
+    ------
+    NotImplementedError
+        Penalties, min-tokens, top-M support, the rules block and synthetic, top_logprobs.
+    ValueError
+        An unknown rule name; a law given in part.
+
+    Notes
+    -----
+    Readings of the contract where it leaves a choice, always the one that cannot leak:
+
+    * A draft id outside [0, V) or with q = 0 ends the prefix: its flag and those behind are -2, the
+      token is the bonus draw of that row (kinds 5, 6 for ``token``). q is looked at by ``token``
+      only.
+    * A NaN in draft_logit, draft_lse or anywhere in the row of draft_logits refuses the draft
+      before the coin (flag 0, NAN_DRAFT and FORCED_REJECT); the token is from p with the
+      residual's kinds. An infinite lse is treated alike.
+    * p(draft) = 0 is FORCED_REJECT with the residual. Both bits belong to the rule ``token``.
+    * A row without mass refuses its draft under every rule and emits the lowest allowed id.
+    * Only rows that emit a token are looked at, so only they set bits; NAN_TARGET looks at all V
+      columns, allowed or not, because the raw log-probability needs them.
+    * When a stop id is the last token that the cap allows, the finish reason is stop.
+    * A rejected draft's followers keep -1 when the emitted token is a stop id.
+    * log p is at the request's T over the truncated support; the raw one at T = 1, unmasked.
+    * Illegal values set BAD_PARAM and count as off: T, draft T and the rule as greedy, top_p 1,
+      min_p 0, a negative cap as inactive; draft_len is clamped to [0, gamma] and to the rows there
+      are, and a request without a row emits nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> out = rejection_sample(np.log([[0.1, 0.9], [0.9, 0.1]]), [[1]], draft_len=[1],
+    ...                        cu_seqlens=[0, 2], seed=[0], position=[5])
+    >>> out.tokens.tolist(), out.num_accepted.tolist(), out.accepted.tolist()
+    ([[1, 0]], [1], [[1]])
+    """
+    del anchor
+    later = {
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "output_counts": output_counts,
+        "prompt_mask": prompt_mask,
+        "min_tokens_left": min_tokens_left,
+        "support_ids": support_ids,
+        "support_logits": support_logits,
+    }
+    logits = np.asarray(target_logits)
+    drafts = np.asarray(draft_tokens, dtype=np.int64)
+    requests, gamma = drafts.shape
+    vocab = logits.shape[1] if vocab_size is None else int(vocab_size)
+    rules = _rule_codes(rule, requests)
+    _refuse_what_is_not_served(later, top_logprobs, rules)
+    law = _stored_law(draft_logit, draft_lse, draft_logits, draft_to_target, vocab, draft_dtype)
+    result = _empty(requests, gamma)
+    status = result.status
+    rules = legal(rules, np.isin(rules, _SERVED), RULES["greedy"], status)
+    t = np.where(rules == RULES["greedy"], 0.0, legal_temperature(temperature, status))
+    t_draft = t if draft_temperature is None else legal_temperature(draft_temperature, status)
+    processors = _processors(t, min_p, top_k, top_p, logit_bias, vocab, status)
+    cap = per_request(max_new_tokens, requests, _UNLIMITED, np.int64)
+    cap = legal(cap, cap >= 0, 0, status)
+    first, length, short = _rows(cu_seqlens, draft_len, requests, gamma, len(logits))
+    status[short & (cap > 0)] |= int(Status.BAD_PARAM)
+    on = active_mask(active, requests)
+    status[~on] = 0
+    stops = _stop_sets(stop_ids, requests)
+    for r in np.flatnonzero(on & (cap > 0) & (length >= 0)):
+        begin, n = int(first[r]), int(length[r])
+        request = Request(
+            index=int(r),
+            rule=int(rules[r]) if t[r] else RULES["greedy"],
+            processors=processors[r],
+            draft_temperature=float(t_draft[r]),
+            drafts=drafts[r, :n],
+            rows=TargetRows(
+                logits[begin : begin + n + 1, :vocab], _mask_rows(token_mask, r, begin), dtype
+            ),
+            draws=draws_of(draws, int(r), seed, position, debug_uniform),
+            stop_ids=stops[r],
+            cap=int(cap[r]),
+            vocab=vocab,
+            law=law,
+        )
+        _run(request)
+        _write(result, request)
+        if margin is not None:
+            margin[r, : len(request.margins)] = request.margins
+    return result

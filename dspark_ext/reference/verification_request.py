@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request inside rejection_sample: its rows, its random numbers, and what it has emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark_ext.reference.draft_law import FullLaw
+from dspark_ext.reference.draws import Draws
+from dspark_ext.reference.philox import Kind
+from dspark_ext.reference.rounding import DType
+from dspark_ext.reference.sampler import Draw
+from dspark_ext.reference.target_law import Processors, TargetRow, unpack_mask
+from dspark_ext.status import Status
+
+__all__ = ["FINISH_LENGTH", "FINISH_STOP", "Request", "TargetRows"]
+
+FINISH_STOP = 1
+FINISH_LENGTH = 2
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The target rows of one request."""
+
+    logits: NDArray[np.generic]  # [1 + l, V]
+    mask: NDArray[np.generic] | None  # [>= 1 + l, words]
+    dtype: DType
+
+    def processed(self, i: int, processors: Processors) -> TargetRow:
+        """Row i after the processors."""
+        logits = np.asarray(self.logits[i], dtype=np.float64)
+        allowed = None if self.mask is None else unpack_mask(self.mask[i], len(logits))
+        return TargetRow.process(logits, allowed, processors, self.dtype)
+
+
+@dataclass
+class Request:
+    """One request of the batch: what its rows need, and what it has emitted so far."""
+
+    index: int
+    rule: int
+    processors: Processors
+    draft_temperature: float
+    drafts: NDArray[np.int64]  # [l] scheduled draft ids
+    rows: TargetRows
+    draws: Draws
+    stop_ids: frozenset[int]
+    cap: int
+    vocab: int
+    law: FullLaw | None
+    status: int = 0
+    finish: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprob: list[float] = field(default_factory=list)
+    logprob_raw: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    flags: dict[int, int] = field(default_factory=dict)
+
+    def emit(self, row: TargetRow, token: int, margin: float) -> bool:
+        """Emit a token; True when the round ends behind it (a stop id goes before the cap)."""
+        self.tokens.append(token)
+        self.logprob.append(float(row.law.log_prob()[token]))
+        self.logprob_raw.append(float(row.raw[token]))
+        self.margins.append(margin)
+        if token in self.stop_ids:
+            self.finish = FINISH_STOP
+        elif len(self.tokens) == self.cap:
+            self.finish = FINISH_LENGTH
+        if self.finish:
+            self.status |= int(Status.STOPPED)
+        return self.finish != 0
+
+    def from_target(self, row: TargetRow, i: int, kinds: tuple[Kind, Kind]) -> Draw:
+        """Draw from p itself, or fall back when p has no mass."""
+        draw = self.draws.categorical(i, kinds, row.law)
+        if draw is None:
+            self.status |= int(Status.EMPTY_SUPPORT)
+            return Draw(row.fallback, np.inf)
+        return draw
