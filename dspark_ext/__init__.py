@@ -12,14 +12,19 @@ from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
 from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
+from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.ops.rope import Rope
 from dspark_ext.results import Confidence, Draft, Plan, Verification
+from dspark_ext.scheduling import CostTable, FingerprintError, LaggedSurvival
 from dspark_ext.status import Status
 
 __all__ = [
     "ArgumentError",
     "Confidence",
+    "CostTable",
     "Draft",
+    "FingerprintError",
+    "LaggedSurvival",
     "Plan",
     "Rope",
     "Status",
@@ -29,4 +34,5 @@ __all__ = [
     "confidence",
     "paged_kv_append",
     "paged_kv_commit",
+    "prefix_schedule",
 ]

@@ -84,6 +84,7 @@ void family(py::module_& m, const char* name,
 void register_device(py::module_& m);
 void register_confidence(py::module_& m);
 void register_paged_kv(py::module_& m);
+void register_prefix_scheduler(py::module_& m);
 
 }  // namespace dspark::bindings
 

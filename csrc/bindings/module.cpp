@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_device(m);
   dspark::bindings::register_confidence(m);
   dspark::bindings::register_paged_kv(m);
+  dspark::bindings::register_prefix_scheduler(m);
 }
