@@ -368,7 +368,8 @@ class LaggedSurvival:
             return
         room = max(slots, 2 * have, 8)
         ring = np.zeros((self._depth, room, gamma), dtype=np.float32)
-        ring[:, :have] = self._ring
+        if have:
+            ring[:, :have] = self._ring
         self._ring = ring
         self._head = np.pad(self._head, (0, room - have))
         self._held = np.pad(self._held, (0, room - have))
