@@ -8,6 +8,7 @@ array given. Torch is never imported here: a tensor is recognised through ``sys.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,12 @@ def is_torch(x: Any) -> bool:
 
 def dtype_name(x: Any) -> str:
     """Return the dtype of an array as NumPy spells it (``"bfloat16"`` included)."""
-    return str(x.dtype).removeprefix("torch.")
+    return _dtype_text(x.dtype)
+
+
+@functools.cache  # NumPy composes the text anew each time: a third of a small call
+def _dtype_text(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(x: Any) -> str:

@@ -332,7 +332,7 @@ class LaggedSurvival:
                 f"LaggedSurvival: gamma: got {gamma}, expected {self._ring.shape[2]} as pushed"
             )
         powers = np.power(self.prior, np.arange(1, gamma + 1)).astype(np.float32)
-        out = np.broadcast_to(powers, (len(slots), gamma)).copy()
+        out: NDArray[np.float32] = np.tile(powers, (len(slots), 1))
         inside = (slots >= 0) & (slots < len(self._held))
         rows = np.flatnonzero(inside)
         rows = rows[self._held[slots[rows]] >= self.rounds]

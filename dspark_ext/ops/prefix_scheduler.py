@@ -239,7 +239,7 @@ def _read_policy(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         p.capacity = _integer(check, "capacity", given["capacity"], least, 2**31 - 1)
     if mode == "threshold":
         t = given["threshold"]
-        good = isinstance(t, (int, float, np.floating)) and 0 <= t <= 1
+        good = isinstance(t, (int, float, np.floating)) and bool(0 <= t <= 1)
         check.require(good, "threshold", t, "a number in 0..1")
         p.threshold = float(t) if good else 0.0
     if mode == "fixed":
@@ -255,7 +255,8 @@ def _read_policy(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
 
 
 def _integer(check: Checker, name: str, x: Any, low: int, high: int) -> int:
-    good = isinstance(x, (int, np.integer)) and not isinstance(x, bool) and low <= x <= high
+    whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    good = whole and bool(low <= x <= high)
     check.require(good, name, x, f"an integer in {low}..{high}")
     return int(x) if good else low
 
