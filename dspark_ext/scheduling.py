@@ -337,7 +337,8 @@ class LaggedSurvival:
         rows = np.flatnonzero(inside)
         rows = rows[self._held[slots[rows]] >= self.rounds]
         at = slots[rows]
-        out[rows] = self._ring[(self._head[at] - self.rounds) % self._depth, at]
+        if len(rows):
+            out[rows] = self._ring[(self._head[at] - self.rounds) % self._depth, at]
         return out
 
     def _slots(self, method: str, slots: Any, count: int | None) -> NDArray[np.int64]:
