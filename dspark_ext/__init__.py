@@ -11,6 +11,7 @@ from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
 from dspark_ext.ops.confidence import confidence
+from dspark_ext.ops.markov_loop import markov_loop
 from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
 from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.ops.rope import Rope
@@ -32,6 +33,7 @@ __all__ = [
     "Verification",
     "__version__",
     "confidence",
+    "markov_loop",
     "paged_kv_append",
     "paged_kv_commit",
     "prefix_schedule",

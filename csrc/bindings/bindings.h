@@ -85,6 +85,8 @@ void register_device(py::module_& m);
 void register_confidence(py::module_& m);
 void register_paged_kv(py::module_& m);
 void register_prefix_scheduler(py::module_& m);
+void register_markov_loop(py::module_& m);
+void register_testing(py::module_& m);
 
 }  // namespace dspark::bindings
 

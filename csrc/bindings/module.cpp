@@ -11,4 +11,6 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_confidence(m);
   dspark::bindings::register_paged_kv(m);
   dspark::bindings::register_prefix_scheduler(m);
+  dspark::bindings::register_markov_loop(m);
+  dspark::bindings::register_testing(m);
 }

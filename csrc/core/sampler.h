@@ -26,6 +26,12 @@ DSPARK_HD uint64_t ordered_f64(double x) {
   return u >> 63 ? ~u : u | 0x8000000000000000ull;
 }
 
+/// A float32 as an unsigned integer of the same order; -0 and +0 are equal. NaN must not come in.
+DSPARK_HD uint32_t ordered_f32(float x) {
+  const uint32_t u = bits_f32(x + 0.0f);
+  return u >> 31 ? ~u : u | 0x80000000u;
+}
+
 /// Key of a segment and its number in one integer: the larger wins, ties go to the lower segment.
 /// 45 bits of the ordered key, 19 bits of ~segment: V up to 67 million ids.
 DSPARK_HD uint64_t pack_key(double key, uint32_t segment) {
