@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losslessness as an equation: the exact law of a round's tokens equals the target's law.
+
+Every way the drafts, coins and residuals can fall is run through the real operators; the emitted
+tokens are completed by the target's own law and compared with it, to rounding. Controls with a
+planted fault show that the comparison can fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark_ext.reference.enumeration import Branches, exact_law
+from dspark_ext.reference.markov_loop import markov_loop
+from dspark_ext.reference.rejection_sampler import rejection_sample
+
+VOCAB = 3
+GAMMA = 2
+
+
+def softmax(z: np.ndarray, keep: np.ndarray | None = None) -> np.ndarray:
+    w = np.exp(z - z.max()) * (1 if keep is None else keep)
+    return w / w.sum()
+
+
+@dataclass
+class Round:
+    """One request with random tables: a Markov drafter and a target keyed by its prefix."""
+
+    seed: int
+    t: float = 1.0
+    t_draft: float | None = None
+    rule: str = "token"
+    length: int = GAMMA
+    verify: dict[str, Any] = field(default_factory=dict)
+    draft: dict[str, Any] = field(default_factory=dict)
+    claimed_t_draft: float | None = None  # what verification is told; a lie in the controls
+    columns: int = VOCAB
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.u = rng.normal(size=(1, GAMMA, self.columns)) * 1.2
+        self.w1 = rng.normal(size=(VOCAB, 2))
+        self.w2 = rng.normal(size=(self.columns, 2))
+        self.target = {
+            prefix: (rng.normal(size=VOCAB) * 1.5).astype(np.float32)
+            for n in range(GAMMA + 1)
+            for prefix in itertools.product(range(VOCAB), repeat=n)
+        }
+
+    def p(self, prefix: tuple[int, ...]) -> np.ndarray:
+        """The target's processed law, written apart from the operators."""
+        z = self.target[prefix]
+        if "logit_bias" in self.verify:
+            z = z + self.verify["logit_bias"][0]  # float32, as the contract says
+        z = z.astype(np.float64)
+        keep = np.ones(VOCAB, bool)
+        if "token_mask" in self.verify:
+            words = self.verify["token_mask"][0][len(prefix)][0]
+            keep = np.array([(words >> i) & 1 for i in range(VOCAB)]).astype(bool)
+        if self.t == 0 or self.rule == "greedy":
+            return np.eye(VOCAB)[np.argmax(np.where(keep, z, -np.inf))]
+        law = softmax(z / np.float64(np.float32(self.t)), keep)
+        if "min_p" in self.verify:
+            law = law * (law >= self.verify["min_p"] * law.max())
+        order = np.argsort(-law, kind="stable")
+        if "top_k" in self.verify:
+            law[order[self.verify["top_k"] :]] = 0
+        law /= law.sum()
+        if "top_p" in self.verify:
+            before = np.cumsum(law[order]) - law[order]
+            law[order[before >= self.verify["top_p"]]] = 0
+        return law / law.sum()
+
+    def run(self, draws: Branches) -> tuple[int, ...]:
+        t_draft = self.t if self.t_draft is None else self.t_draft
+        where = {"seed": [0], "position": [10]}
+        draft = markov_loop(
+            self.u,
+            self.w1,
+            self.w2,
+            anchor=[1],
+            temperature=t_draft,
+            store_logits=True,
+            draws=[draws],
+            **where,
+            **self.draft,
+        )
+        drafted = tuple(int(x) for x in draft.tokens[0])
+        claimed = t_draft if self.claimed_t_draft is None else self.claimed_t_draft
+        # float64 lse, so that the equation is checked beyond float32
+        z = draft.logits / np.float64(np.float32(claimed or 1.0))
+        lse = np.log(np.exp(z).sum(axis=2))
+        out = rejection_sample(
+            np.array([self.target[drafted[:i]] for i in range(self.length + 1)]),
+            draft.tokens,
+            draft_len=[self.length],
+            cu_seqlens=[0, self.length + 1],
+            temperature=self.t,
+            draft_temperature=claimed,
+            rule=self.rule,
+            draft_logit=draft.logit,
+            draft_lse=lse,
+            draft_logits=draft.logits,
+            draws=[draws],
+            **{k: v for k, v in self.draft.items() if k == "draft_to_target"},
+            **where,
+            **self.verify,
+        )
+        return tuple(int(x) for x in out.tokens[0, : out.num_emitted[0]])
+
+    def ends(self, tokens: tuple[int, ...]) -> bool:
+        return len(tokens) == GAMMA + 1 or bool(tokens and tokens[-1] in self.stops)
+
+    @property
+    def stops(self) -> list[int]:
+        return self.verify.get("stop_ids", [])
+
+    def completed(self, law: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
+        """Continue every outcome with the target's law to gamma + 1 tokens or a stop."""
+        done: dict[tuple[int, ...], float] = {}
+        open_ = list(law.items())
+        while open_:
+            tokens, mass = open_.pop()
+            if self.ends(tokens):
+                done[tokens] = done.get(tokens, 0.0) + mass
+                continue
+            for token, share in enumerate(self.p(tokens)):
+                if share > 0:
+                    open_.append(((*tokens, token), mass * share))
+        return done
+
+    def distance(self) -> float:
+        """Total variation between the round's law and the target's."""
+        law = exact_law(self.run)
+        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+        got, want = self.completed(law), self.completed({(): 1.0})
+        return sum(abs(got.get(y, 0) - want.get(y, 0)) for y in {*got, *want}) / 2
+
+
+MASK = {"token_mask": np.array([[[0b101], [0b110], [0b011]]], np.int32)}
+BIAS = {"logit_bias": np.array([[0.5, -0.25, 1.0]], np.float32)}
+
+CASES = {
+    "token": {},
+    "token-other-temperatures": {"t": 0.7, "t_draft": 1.3},
+    "token-top-k": {"verify": {"top_k": 2}},
+    "token-top-p": {"verify": {"top_p": 0.6}},
+    "token-min-p": {"verify": {"min_p": 0.4}},
+    "token-all-filters": {"t": 1.4, "verify": {"min_p": 0.05, "top_k": 2, "top_p": 0.8}},
+    "token-mask": {"verify": MASK},
+    "token-bias": {"verify": BIAS},
+    "token-mask-bias-top-p": {"verify": {**MASK, **BIAS, "top_p": 0.7}},
+    "token-truncated-draft": {"draft": {"top_k": 2}},
+    "token-nucleus-draft": {"draft": {"top_p": 0.5}},
+    "token-reduced-vocabulary": {"columns": 2, "draft": {"draft_to_target": [0, 2]}},
+    "token-greedy-draft": {"t_draft": 0.0},
+    "token-sampled-draft-as-one-hot": {"t_draft": 1.0, "claimed_t_draft": 0.0},
+    "token-short": {"length": 1},
+    "token-none": {"length": 0},
+    "token-stop": {"verify": {"stop_ids": [2]}},
+    "match": {"rule": "match"},
+    "match-greedy-draft": {"rule": "match", "t_draft": 0.0},
+    "match-filters": {"rule": "match", "t": 0.8, "verify": {**MASK, "top_p": 0.7}},
+    "match-stop": {"rule": "match", "verify": {"stop_ids": [0]}},
+    "greedy": {"t": 0.0, "t_draft": 1.0},
+    "greedy-mask": {"rule": "greedy", "verify": {**MASK, **BIAS}},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_law_is_the_targets(case: dict[str, Any]) -> None:
+    assert Round(2, **case).distance() < 1e-12
+
+
+CONTROLS = {
+    "draft-drawn-at-another-temperature": {"t_draft": 1.0, "claimed_t_draft": 0.6},
+    "greedy-draft-verified-as-sampled": {"t_draft": 0.0, "claimed_t_draft": 1.0},
+}
+
+
+@pytest.mark.parametrize("case", CONTROLS.values(), ids=CONTROLS.keys())
+def test_controls_with_a_planted_fault_fail(case: dict[str, Any]) -> None:
+    assert Round(1, **case).distance() > 1e-3
+
+
+def test_acceptance_is_one_minus_total_variation() -> None:
+    """Paper, eq. 8: the expected acceptance of slot 1 is sum min(p, q)."""
+    case = Round(3)
+
+    def accepted(draws: Branches) -> bool:
+        tokens = case.run(draws)
+        return len(tokens) > 1
+
+    z = case.u[0, 0] + case.w2 @ case.w1[1]
+    q = softmax(np.float32(z).astype(np.float64))
+    want = np.minimum(q, case.p(())).sum()
+    assert exact_law(accepted)[True] == pytest.approx(want, abs=1e-12)
