@@ -242,7 +242,7 @@ class Checker:
         if converted is None:
             self.fail(name, f"{values.dtype} {values.tolist()!r}"[:80], f"values of {dtype}")
             return None
-        return view(self._like_kind(np.ascontiguousarray(np.broadcast_to(converted, (n,)))))
+        return view(self._like_kind(np.array(np.broadcast_to(converted, (n,)))))
 
     def _like_kind(self, x: np.ndarray[Any, Any]) -> Any:
         if self.like is not None and is_torch(self.like):

@@ -21,9 +21,10 @@ DSPARK_HD float clean_probability(float x, int32_t* status) {
   return x >= 1.0f ? 1.0f : x > 0.0f ? x : 0.0f;
 }
 
-/// Value on the grid of 2^-40, rounded down. x in [0, DSPARK_MAX_WEIGHT]: exact in float64.
+/// Nearest value on the grid of 2^-40. Below 2^48 for x in [0, DSPARK_MAX_WEIGHT], so the float64
+/// on the way is exact.
 DSPARK_HD uint64_t to_grid(float x) {
-  return static_cast<uint64_t>(static_cast<double>(x) * 1099511627776.0);
+  return static_cast<uint64_t>(static_cast<double>(x) * 1099511627776.0 + 0.5);
 }
 
 DSPARK_HD double from_grid(uint64_t sum) {
@@ -77,8 +78,8 @@ DSPARK_HD int64_t candidate_request(uint64_t c) {
 }
 
 /// The floor, cap and weight of one request, repaired and reported where they are out of range:
-/// a negative cap or floor counts as 0, a cap above gamma as gamma (no report: "as many as there
-/// are"), a floor above the cap as the cap, a weight that is not in [0, DSPARK_MAX_WEIGHT] as 0.
+/// a negative cap or floor counts as 0, a weight that is not in [0, DSPARK_MAX_WEIGHT] as 0. Not
+/// reported, because engines mean it: a cap above gamma is gamma, a floor above the cap is the cap.
 struct RequestLimits {
   int32_t floor;
   int32_t cap;
@@ -96,7 +97,7 @@ DSPARK_HD RequestLimits request_limits(const dspark_prefix_scheduler_params& p, 
   }
   if (p.min_len != nullptr) {
     const int32_t floor = p.min_len[r];
-    bad |= floor < 0 || floor > limits.cap;
+    bad |= floor < 0;
     limits.floor = floor < 0 ? 0 : floor > limits.cap ? limits.cap : floor;
   }
   if (p.weight != nullptr) {

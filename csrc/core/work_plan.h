@@ -9,6 +9,7 @@
 //   work[4 + 3 i]           request of entry i, ascending in i
 //   work[4 + 3 i + 1]       its first row = cu_seqlens[request]
 //   work[4 + 3 i + 2]       its rows = 1 + l, at least 1
+//   zeros behind the n entries, 4 + 3 R words in all
 //
 // The rows of the entries are disjoint and cover [0, B) in order, so a backend may hand out entries
 // to workers without reading cu_seqlens. A reader that walks the plan must still bound what it

@@ -259,7 +259,10 @@ void write_layout(const Params& p) {
   }
   p.cu_seqlens[p.num_requests] = row;
   *p.total_tokens = row;
-  if (p.work != nullptr) write_work_header(p.work, p.num_requests, entry, row);
+  if (p.work != nullptr) {
+    write_work_header(p.work, p.num_requests, entry, row);
+    for (; entry < p.num_requests; ++entry) write_work_entry(p.work, entry, WorkEntry{0, 0, 0});
+  }
   for (int64_t i = row; i < p.padded_tokens; ++i) {
     p.row_to_request[i] = p.row_offset[i] = -1;
     if (p.token_ids != nullptr) p.token_ids[i] = 0;

@@ -78,7 +78,7 @@ def prefix_schedule(
         In 0..gamma, for fixed.
     min_len, max_len : int or array, shape (R,), int32, optional
         Floors, admitted first in every mode, and caps. They must not depend on this round's
-        drafts. A cap above gamma means gamma.
+        drafts. A cap above gamma means gamma, a floor above the cap means the cap.
     weight : float or array, shape (R,), float32, optional
         Objective weights ``w_r`` in [0, 128]; 1 when absent.
     active : array, shape (R,), bool or uint8, optional
@@ -126,9 +126,9 @@ def prefix_schedule(
     Theta is one fixed sequence of float64 operations, so every backend and rank chooses alike.
 
     A NaN survival counts as 0 (``Status.NAN_CONFIDENCE``). A negative floor, cap or KV length
-    counts as 0, a floor above its cap as the cap, a weight outside [0, 128] as 0; more active
-    requests than ``capacity`` admit nothing: ``Status.BAD_PARAM`` each. A table that ends before
-    the active requests admits nothing and gives Theta NaN. Without active requests Theta is 0.
+    counts as 0, a weight outside [0, 128] as 0, and more active requests than ``capacity`` admit
+    nothing: ``Status.BAD_PARAM`` each. A table that ends before the active requests admits nothing
+    and gives Theta NaN. Without active requests Theta is 0.
 
     Examples
     --------
@@ -362,10 +362,21 @@ def _fill(params: Any, outputs: dict[str, View | None]) -> None:
 def _run_reference(a: _Arguments, outputs: dict[str, View | None]) -> None:
     answer = _backend.reference("prefix_scheduler", "prefix_schedule")(**a.reference)
     for name, target in outputs.items():
-        values = getattr(answer, name)
+        values = _work(answer) if name == "work" else getattr(answer, name)
         if target is None or values is None:
             continue
         if target.array.ndim == 0:
             target.array[...] = values.item()
         else:
             _backend.copy_into(target, values)
+
+
+def _work(plan: Plan) -> np.ndarray[Any, Any]:
+    """Write the plan as csrc/core/work_plan.h lays it out: header, then (request, row, rows)."""
+    rows = np.diff(plan.cu_seqlens)
+    active = np.flatnonzero(rows)
+    work = np.zeros(4 + 3 * len(rows), dtype=np.int32)
+    work[:4] = (0x44535031, len(rows), len(active), plan.cu_seqlens[-1])
+    entries = np.stack([active, plan.cu_seqlens[active], rows[active]], axis=1)
+    work[4 : 4 + entries.size] = entries.reshape(-1)
+    return work

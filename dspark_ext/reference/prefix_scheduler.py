@@ -244,7 +244,7 @@ def prefix_schedule(
     * A table that decides (causal, two_phase with ``lagged``) also cuts the floors at its last
       point. A batch without a usable price has Theta NaN, and nothing is admitted beyond it.
     * Theta is that of the chosen lengths on live survivals, also in two_phase.
-    * A weight that is negative or not finite, a negative floor or cap, a negative kv_len, and a
+    * A weight that is not in [0, 128], a negative floor or cap, a negative kv_len, and a
       capacity below the number of active requests set BAD_PARAM and count as 0 (the anchors stay).
       Caps above gamma mean gamma; a floor above its cap means the cap.
     * A capacity, a budget or a table never moves the order of the candidates.
@@ -332,7 +332,7 @@ def _problem(
     floor = per_request(min_len, requests, 0, np.int64)
     floor = np.minimum(legal(floor, floor >= 0, 0, status), cap)
     w = per_request(weight, requests, 1.0, np.float32)
-    w = legal(w, np.isfinite(w) & (w >= 0), np.float32(0), status).astype(np.float32)
+    w = legal(w, (w >= 0) & (w <= 128), np.float32(0), status).astype(np.float32)
     kv = per_request(kv_len, requests, 0, np.int64)
     kv = legal(kv, kv >= 0, 0, status)
     running = [int(r) for r in np.flatnonzero(on)]
