@@ -14,6 +14,7 @@ from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.markov_loop import markov_loop
 from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
 from dspark_ext.ops.prefix_scheduler import prefix_schedule
+from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.ops.rope import Rope
 from dspark_ext.results import Confidence, Draft, Plan, Verification
 from dspark_ext.scheduling import CostTable, FingerprintError, LaggedSurvival
@@ -37,4 +38,5 @@ __all__ = [
     "paged_kv_append",
     "paged_kv_commit",
     "prefix_schedule",
+    "rejection_sample",
 ]

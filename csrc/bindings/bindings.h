@@ -87,6 +87,7 @@ void register_paged_kv(py::module_& m);
 void register_prefix_scheduler(py::module_& m);
 void register_markov_loop(py::module_& m);
 void register_testing(py::module_& m);
+void register_rejection_sampler(py::module_& m);
 
 }  // namespace dspark::bindings
 

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_prefix_scheduler(m);
   dspark::bindings::register_markov_loop(m);
   dspark::bindings::register_testing(m);
+  dspark::bindings::register_rejection_sampler(m);
 }

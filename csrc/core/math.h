@@ -93,10 +93,8 @@ DSPARK_HD double log_f64(double x) {
   return hi + fma_f64(k, 1.9082149292705877e-10, r);
 }
 
-/// e^x in double; exactly 0 below -708, +inf is never produced for x <= 709.
-DSPARK_HD double exp_f64(double x) {
-  if (!(x >= -708.0)) return 0.0;
-  if (x > 709.0) x = 709.0;
+/// e^x in double for -708 <= x <= 709, without a branch, so that a plain loop over it vectorises.
+DSPARK_HD double exp_f64_core(double x) {
   const double kMagic = 6755399441055744.0;  // 1.5 * 2^52
   const double shifted = fma_f64(x, 1.4426950408889634, kMagic);
   const double n = shifted - kMagic;
@@ -118,6 +116,12 @@ DSPARK_HD double exp_f64(double x) {
   p = fma_f64(p, r, 1.0);
   const uint64_t exponent = (bits_f64(shifted) + 1023u) << 52;
   return p * double_from_bits(exponent);
+}
+
+/// e^x in double; exactly 0 below -708, +inf is never produced for x <= 709.
+DSPARK_HD double exp_f64(double x) {
+  if (!(x >= -708.0)) return 0.0;
+  return exp_f64_core(x > 709.0 ? 709.0 : x);
 }
 
 /// e^x - 1 in double without cancellation near 0, for x <= 0.
@@ -142,6 +146,21 @@ DSPARK_HD double expm1_f64(double x) {
   p = fma_f64(p, x, 0.5);
   p = fma_f64(p, x, 1.0);
   return p * x;
+}
+
+/// e^x - 1 without cancellation near 0, for x <= 0. Branch-free; -inf gives -1.
+DSPARK_HD float expm1_f32(float x) {
+  const float inner = x < -0.5f ? -0.5f : x;
+  float p = 2.75573192e-6f;  // Taylor: |x| <= 0.5, the next term is below 2^-30
+  p = fma_f32(p, inner, 2.48015873e-5f);
+  p = fma_f32(p, inner, 1.98412698e-4f);
+  p = fma_f32(p, inner, 1.38888889e-3f);
+  p = fma_f32(p, inner, 8.33333333e-3f);
+  p = fma_f32(p, inner, 4.16666667e-2f);
+  p = fma_f32(p, inner, 1.66666667e-1f);
+  p = fma_f32(p, inner, 0.5f);
+  p = fma_f32(p, inner, 1.0f);
+  return x < -0.5f ? exp_f32(x) - 1.0f : p * inner;
 }
 
 }  // namespace dspark

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Verification on the CPU. A request walks its rows in order and stops at the first rejection, so
+// rows behind it are never touched. Requests go to threads; with fewer requests than threads, the
+// segments of each row do. Nothing a row leaves behind depends on either split.
+#include "cpu/rejection_sampler.h"
+
+#include <cstring>
+
+#include "core/dtype.h"
+#include "core/families.h"
+#include "cpu/level.h"
+#include "cpu/parallel.h"
+#include "cpu/request.h"
+
+namespace dspark::cpu {
+namespace {
+
+constexpr float kNegInf = -__builtin_inff();
+constexpr Cut kNoCut = {kNegInf, INT32_MAX};
+
+int32_t segments_of(int32_t vocab) { return (vocab + kSegment - 1) / kSegment; }
+
+// Requests side by side; 1 when the segments of a row are what the threads share.
+int lanes_of(const dspark_rejection_sampler_params& p) {
+  const int threads = max_threads(p.num_threads);
+  return p.num_requests >= threads ? threads : 1;
+}
+
+// Hands out pieces of the workspace, each on a cache line of its own.
+class Arena {
+ public:
+  explicit Arena(char* base) : base_(base) {}
+  template <class T>
+  void take(T** field, size_t count) {
+    if (base_ != nullptr) *field = reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+size_t lay_out(char* base, int32_t vocab, RowScratch* t) {
+  const size_t segments = static_cast<size_t>(segments_of(vocab));
+  const size_t chunks = (segments + kChunk - 1) / kChunk;
+  Arena arena(base);
+  arena.take(&t->z, segments * kSegment);
+  arena.take(&t->max, segments);
+  arena.take(&t->sum, segments);
+  arena.take(&t->raw_max, segments);
+  arena.take(&t->raw_sum, segments);
+  arena.take(&t->residual, segments);
+  arena.take(&t->flags, chunks);
+  arena.take(&t->best, chunks);
+  arena.take(&t->order, segments * kSegment);
+  arena.take(&t->histogram_mass, kBuckets);
+  arena.take(&t->histogram_count, kBuckets);
+  return arena.used();
+}
+
+size_t lane_bytes(int32_t vocab) {
+  RowScratch unused{};
+  return (sizeof(Lane) + 63) / 64 * 64 + lay_out(nullptr, vocab, &unused);
+}
+
+bool same_law(const RowLaw& a, const RowLaw& b) {
+  return a.logits == b.logits && a.mask == b.mask && a.bias == b.bias && a.dtype == b.dtype &&
+         a.vocab == b.vocab && a.temperature == b.temperature && a.min_p == b.min_p &&
+         a.top_p == b.top_p && a.top_k == b.top_k;
+}
+
+// body(begin, end, piece) over all segments; returns the number of pieces.
+template <class Body>
+int32_t over_segments(const Lane& lane, const Body& body) {
+  const int32_t segments = lane.segments;
+  if (lane.threads <= 1) {
+    body(0, segments, 0);
+    return 1;
+  }
+  const int32_t pieces = (segments + kChunk - 1) / kChunk;
+  parallel_for(lane.threads, pieces, [&](int64_t i, int) {
+    const int32_t begin = static_cast<int32_t>(i) * kChunk;
+    const int32_t end = begin + kChunk < segments ? begin + kChunk : segments;
+    body(begin, end, static_cast<int32_t>(i));
+  });
+  return pieces;
+}
+
+}  // namespace
+
+void analyse(Lane& lane, const RowLaw& law) {
+  if (lane.valid && same_law(lane.row.law, law)) return;
+  RowView& row = lane.row;
+  const RowScratch& t = row.scratch;
+  const RejectionLoops& loops = *lane.loops;
+  row.law = law;
+  row.cut = kNoCut;
+  lane.valid = true;
+  const int32_t pieces = over_segments(lane, [&](int32_t begin, int32_t end, int32_t piece) {
+    t.flags[piece] = loops.scan(row, begin, end) ? 1 : 0;
+  });
+  lane.nan = false;
+  for (int32_t i = 0; i < pieces; ++i) lane.nan |= t.flags[i] != 0;
+
+  const double temperature = static_cast<double>(law.temperature);
+  row.lse = loops.log_sum(t.max, t.sum, lane.segments, temperature);
+  lane.raw_lse =
+      raw_differs(law) ? loops.log_sum(t.raw_max, t.raw_sum, lane.segments, 1.0) : row.lse;
+  lane.empty = row.lse == static_cast<double>(kNegInf);
+  lane.top = kNegInf;
+  for (int32_t s = 0; s < lane.segments; ++s) lane.top = t.max[s] > lane.top ? t.max[s] : lane.top;
+  if (lane.empty || !truncated(law)) return;
+
+  const double mass = exp_f64(row.lse - static_cast<double>(lane.top) / temperature);
+  row.cut = find_cut(loops, row, lane.segments, lane.top, mass);
+  over_segments(
+      lane, [&](int32_t begin, int32_t end, int32_t) { loops.restrict_support(row, begin, end); });
+  row.lse = loops.log_sum(t.max, t.sum, lane.segments, temperature);
+}
+
+float logit_of(const Lane& lane, int32_t token) {
+  float z[kSegment];
+  lane.loops->segment(lane.row, token / kSegment, z);
+  return z[token % kSegment];
+}
+
+double log_prob(const Lane& lane, float z) {
+  return static_cast<double>(z) / static_cast<double>(lane.row.law.temperature) - lane.row.lse;
+}
+
+double raw_log_prob(const Lane& lane, int32_t token) {
+  const RowLaw& law = lane.row.law;
+  const float x = load_f32(law.logits, law.dtype, token);
+  if (x != x || x == kNegInf) return static_cast<double>(kNegInf);
+  const float largest = largest_finite(law.dtype);
+  return static_cast<double>(x > largest ? largest : x) - lane.raw_lse;
+}
+
+int32_t argmax(const Lane& lane) {
+  const float* max = lane.row.scratch.max;
+  int32_t s = 0;
+  while (max[s] != lane.top) ++s;
+  float z[kSegment];
+  lane.loops->segment(lane.row, s, z);
+  int32_t i = 0;
+  while (z[i] != lane.top) ++i;
+  return s * kSegment + i;
+}
+
+int32_t lowest_allowed(const Lane& lane) {
+  const RowLaw& law = lane.row.law;
+  if (law.mask == nullptr) return 0;
+  for (int32_t id = 0; id < law.vocab; ++id) {
+    if ((law.mask[id >> 5] >> (id & 31) & 1u) != 0) return id;
+  }
+  return 0;
+}
+
+namespace {
+
+// An id of the winning segment, by the integer weights; when all of these are 0, the last id with
+// positive weight.
+int32_t pick_inside(const float* w, uint64_t u53) {
+  const int picked = inner_pick(w, u53);
+  if (picked >= 0) return picked;
+  int last = kSegment - 1;
+  while (last > 0 && !(w[last] > 0.0f)) --last;
+  return last;
+}
+
+int32_t draw_from(const Lane& lane, const float* sums, const DraftRow* draft, int32_t without,
+                  const RowDraw& d) {
+  const RowView& row = lane.row;
+  const RowScratch& t = row.scratch;
+  const DrawStream noise{d.seed, d.position, d.distance, d.segment_kind};
+  const double temperature = static_cast<double>(row.law.temperature);
+  const int32_t pieces = over_segments(lane, [&](int32_t begin, int32_t end, int32_t piece) {
+    t.best[piece] =
+        lane.loops->best_key(t.max, sums, temperature, noise, d.forced != nullptr, begin, end);
+  });
+  uint64_t best = 0;
+  for (int32_t i = 0; i < pieces; ++i) best = t.best[i] > best ? t.best[i] : best;
+  if (best == 0) return -1;
+  const int32_t s = static_cast<int32_t>(packed_segment(best));
+  float w[kSegment];
+  lane.loops->weights(row, draft, s, w);
+  if (without >= 0 && without / kSegment == s) w[without % kSegment] = 0.0f;
+  const DrawStream inner{d.seed, d.position, d.distance, d.segment_kind + 1};
+  return s * kSegment + pick_inside(w, d.forced != nullptr ? *d.forced : draw_u53(inner));
+}
+
+}  // namespace
+
+int32_t sample_row(const Lane& lane, const RowDraw& d) {
+  return draw_from(lane, lane.row.scratch.sum, nullptr, -1, d);
+}
+
+int32_t sample_without(const Lane& lane, int32_t token, const RowDraw& d) {
+  const RowScratch& t = lane.row.scratch;
+  const int32_t s = token / kSegment;
+  float w[kSegment];
+  lane.loops->weights(lane.row, nullptr, s, w);
+  w[token % kSegment] = 0.0f;
+  const float whole = t.sum[s];
+  t.sum[s] = halving_sum(w);
+  const int32_t drawn = draw_from(lane, t.sum, nullptr, token, d);
+  t.sum[s] = whole;
+  return drawn;
+}
+
+int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d) {
+  over_segments(lane, [&](int32_t begin, int32_t end, int32_t) {
+    lane.loops->residual(lane.row, draft, begin, end);
+  });
+  return draw_from(lane, lane.row.scratch.residual, &draft, -1, d);
+}
+
+size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p) {
+  return static_cast<size_t>(lanes_of(p)) * lane_bytes(p.vocab_size);
+}
+
+void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch) {
+  const int lanes = lanes_of(p);
+  const size_t stride = lane_bytes(p.vocab_size);
+  char* base = static_cast<char*>(scratch);
+  for (int i = 0; i < lanes; ++i) {
+    Lane* lane = reinterpret_cast<Lane*>(base + static_cast<size_t>(i) * stride);
+    *lane = Lane{};
+    lay_out(reinterpret_cast<char*>(lane) + (sizeof(Lane) + 63) / 64 * 64, p.vocab_size,
+            &lane->row.scratch);
+    lane->loops = &pick(baseline::rejection_loops, v3::rejection_loops, v4::rejection_loops);
+    lane->segments = segments_of(p.vocab_size);
+    lane->threads = lanes > 1 ? 1 : max_threads(p.num_threads);
+  }
+  parallel_for(lanes, p.num_requests, [&](int64_t r, int thread) {
+    verify_request(p, r, *reinterpret_cast<Lane*>(base + static_cast<size_t>(thread) * stride));
+  });
+}
+
+}  // namespace dspark::cpu

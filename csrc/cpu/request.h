@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU rejection sampler between its two halves: rejection_sampler.cpp knows one row and draws
+// from it; verify_request.cpp walks the rows of a request and knows the rules.
+#ifndef DSPARK_CPU_REQUEST_H_
+#define DSPARK_CPU_REQUEST_H_
+
+#include "cpu/rejection_sampler.h"
+#include "dspark/rejection_sampler.h"
+
+namespace dspark::cpu {
+
+/// Scratch and state of one worker. Requests that share a row (stride 0) and its parameters find
+/// it analysed already.
+struct Lane {
+  RowView row;
+  const RejectionLoops* loops;
+  int32_t segments;
+  int threads;     // that share one row
+  bool valid;      // `row` and what follows are of `row.law`
+  bool nan;        // a logit or biased logit is NaN
+  bool empty;      // no id has mass
+  float top;       // largest processed logit
+  double raw_lse;  // of the unprocessed row at T = 1
+};
+
+/// Where the numbers of one draw come from. The inner kind is the segment kind + 1.
+struct RowDraw {
+  uint64_t seed;
+  int64_t position;
+  uint32_t distance;
+  uint32_t segment_kind;
+  const uint64_t* forced;  // one 53-bit integer, with equal segment noise; or null
+};
+
+/// Scan a row, apply its truncation and fill the lane.
+void analyse(Lane& lane, const RowLaw& law);
+/// Processed logit of an id; -inf outside the support.
+float logit_of(const Lane& lane, int32_t token);
+/// log p of an id whose processed logit is z.
+double log_prob(const Lane& lane, float z);
+double raw_log_prob(const Lane& lane, int32_t token);
+/// Largest logit, lowest id. The row is not empty.
+int32_t argmax(const Lane& lane);
+/// The token of a row without mass.
+int32_t lowest_allowed(const Lane& lane);
+
+/// Draws from p, from p without `token`, from max(0, p - q). -1: there is no mass.
+int32_t sample_row(const Lane& lane, const RowDraw& d);
+int32_t sample_without(const Lane& lane, int32_t token, const RowDraw& d);
+int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d);
+
+/// All of one request: reads its drafts and rows, writes its results.
+void verify_request(const dspark_rejection_sampler_params& p, int64_t r, Lane& lane);
+
+}  // namespace dspark::cpu
+
+#endif  // DSPARK_CPU_REQUEST_H_

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hot loops of the rejection sampler, compiled once a SIMD level. Only static functions and plain
+// loops: the linker must not lend the AVX-512 copy of anything to the others. Sums have one fixed
+// shape (halving inside a segment, ascending over segments), so every level gives the same bits.
+#include "core/dtype.h"
+#include "core/math.h"
+#include "cpu/rejection_sampler.h"
+
+namespace dspark::cpu::DSPARK_SIMD {
+namespace {
+
+#define DSPARK_LOOP static inline __attribute__((always_inline))
+
+constexpr float kNegInf = -__builtin_inff();
+
+DSPARK_LOOP int32_t ids_in(int32_t vocab, int32_t segment) {
+  const int32_t left = vocab - segment * kSegment;
+  return left < kSegment ? left : kSegment;
+}
+
+// Elements of segment s as float, -inf behind the end of the row.
+DSPARK_LOOP void load(const void* data, int32_t dtype, int32_t vocab, int32_t s, float* x) {
+  const int64_t first = static_cast<int64_t>(s) * kSegment;
+  const int32_t n = ids_in(vocab, s);
+  if (n < kSegment) {
+    for (int i = 0; i < kSegment; ++i) x[i] = kNegInf;
+  }
+  if (dtype == DSPARK_F32) {
+    const float* p = static_cast<const float*>(data) + first;
+    for (int i = 0; i < n; ++i) x[i] = p[i];
+  } else if (dtype == DSPARK_BF16) {
+    const uint16_t* p = static_cast<const uint16_t*>(data) + first;
+    for (int i = 0; i < n; ++i) x[i] = bf16_to_f32(p[i]);
+  } else {
+    const uint16_t* p = static_cast<const uint16_t*>(data) + first;
+    for (int i = 0; i < n; ++i) x[i] = f16_to_f32(p[i]);
+  }
+}
+
+// NaN becomes -inf, +inf the largest finite value; returns whether there was a NaN.
+DSPARK_LOOP bool clean(float* x, float largest) {
+  int32_t nan = 0;
+#pragma omp simd reduction(| : nan)
+  for (int i = 0; i < kSegment; ++i) {
+    nan |= x[i] != x[i] ? 1 : 0;
+    x[i] = x[i] != x[i] ? kNegInf : x[i];
+    x[i] = x[i] > largest ? largest : x[i];
+  }
+  return nan != 0;
+}
+
+DSPARK_LOOP float maximum(const float* x) {
+  float m = kNegInf;
+#pragma omp simd reduction(max : m)
+  for (int i = 0; i < kSegment; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
+// exp((z - m) / T); m is finite.
+DSPARK_LOOP void weigh(const float* z, float m, float inverse, float* w) {
+#pragma omp simd
+  for (int i = 0; i < kSegment; ++i) w[i] = exp_f32((z[i] - m) * inverse);
+}
+
+DSPARK_LOOP float weight_sum(const float* z, float m, float inverse) {
+  float w[kSegment];
+  if (m == kNegInf) return 0.0f;
+  weigh(z, m, inverse, w);
+  return halving_sum(w);
+}
+
+// Token mask and bias; a masked id is at -inf whatever its bias. Returns whether a sum is NaN.
+DSPARK_LOOP bool process(const RowLaw& law, int32_t s, float* x) {
+  const int32_t n = ids_in(law.vocab, s);
+  if (law.bias != nullptr) {
+    const float* bias = law.bias + static_cast<int64_t>(s) * kSegment;
+    for (int i = 0; i < n; ++i) x[i] += bias[i];
+  }
+  if (law.mask != nullptr) {
+    const uint32_t* words = law.mask + static_cast<int64_t>(s) * (kSegment / 32);
+    for (int word = 0; 32 * word < n; ++word) {
+      const uint32_t bits = words[word];
+      for (int i = 0; i < 32; ++i) {
+        x[32 * word + i] = (bits >> i & 1u) != 0 ? x[32 * word + i] : kNegInf;
+      }
+    }
+  }
+  return law.bias != nullptr && clean(x, largest_finite(DSPARK_F32));
+}
+
+DSPARK_LOOP void cut_off(const Cut& cut, int32_t s, float* z) {
+  const int32_t first = s * kSegment;
+  for (int i = 0; i < kSegment; ++i) {
+    const bool in = z[i] > cut.z || (z[i] == cut.z && first + i <= cut.id);
+    z[i] = in ? z[i] : kNegInf;
+  }
+}
+
+bool scan(const RowView& row, int32_t begin, int32_t end) {
+  const RowLaw& law = row.law;
+  const RowScratch& t = row.scratch;
+  const float inverse = 1.0f / law.temperature;
+  const float largest = largest_finite(law.dtype);
+  const bool raw = raw_differs(law);
+  const bool keep = truncated(law);
+  bool nan = false;
+  for (int32_t s = begin; s < end; ++s) {
+    float x[kSegment];
+    load(law.logits, law.dtype, law.vocab, s, x);
+    nan |= clean(x, largest);
+    if (raw) {
+      t.raw_max[s] = maximum(x);
+      t.raw_sum[s] = weight_sum(x, t.raw_max[s], 1.0f);
+      nan |= process(law, s, x);
+    }
+    t.max[s] = maximum(x);
+    t.sum[s] = weight_sum(x, t.max[s], inverse);
+    if (keep) {
+      float* z = t.z + static_cast<int64_t>(s) * kSegment;
+      for (int i = 0; i < kSegment; ++i) z[i] = x[i];
+    }
+  }
+  return nan;
+}
+
+void segment(const RowView& row, int32_t s, float* z) {
+  if (truncated(row.law)) {
+    const float* kept = row.scratch.z + static_cast<int64_t>(s) * kSegment;
+    for (int i = 0; i < kSegment; ++i) z[i] = kept[i];
+    cut_off(row.cut, s, z);
+    return;
+  }
+  load(row.law.logits, row.law.dtype, row.law.vocab, s, z);
+  clean(z, largest_finite(row.law.dtype));
+  process(row.law, s, z);
+}
+
+void restrict_support(const RowView& row, int32_t begin, int32_t end) {
+  const RowScratch& t = row.scratch;
+  const float inverse = 1.0f / row.law.temperature;
+  for (int32_t s = begin; s < end; ++s) {
+    if (t.max[s] < row.cut.z) {
+      t.max[s] = kNegInf;
+      t.sum[s] = 0.0f;
+      continue;
+    }
+    float z[kSegment];
+    segment(row, s, z);
+    t.max[s] = maximum(z);
+    t.sum[s] = weight_sum(z, t.max[s], inverse);
+  }
+}
+
+// First column whose target id is >= id.
+DSPARK_LOOP int32_t lower_column(const int32_t* targets, int32_t n, int32_t id) {
+  int32_t lo = 0;
+  while (n > 0) {
+    const int32_t half = n / 2;
+    if (targets[lo + half] < id) {
+      lo += half + 1;
+      n -= half + 1;
+    } else {
+      n = half;
+    }
+  }
+  return lo;
+}
+
+// Draft logits of the target ids of segment s, -inf where the draft has no column. `column` is the
+// first column at or behind the segment, and is moved on.
+DSPARK_LOOP void load_draft(const DraftRow& draft, int32_t s, int32_t* column, float* q) {
+  if (draft.targets == nullptr) {
+    load(draft.logits, draft.dtype, draft.vocab, s, q);
+  } else {
+    const int32_t first = s * kSegment;
+    for (int i = 0; i < kSegment; ++i) q[i] = kNegInf;
+    int32_t c = *column;
+    for (; c < draft.vocab && draft.targets[c] < first + kSegment; ++c) {
+      if (draft.targets[c] >= first) {
+        q[draft.targets[c] - first] = load_f32(draft.logits, draft.dtype, c);
+      }
+    }
+    *column = c;
+  }
+  clean(q, largest_finite(draft.dtype));
+}
+
+// Times -expm1(min(0, log q - log p)). The difference is formed in double, so that q close to p
+// leaves what is really there; only then is it narrowed.
+DSPARK_LOOP void apply_residual(const RowView& row, const DraftRow& draft, const float* z,
+                                const float* q, float* w) {
+  const double inverse_p = 1.0 / static_cast<double>(row.law.temperature);
+  const double inverse_q = 1.0 / draft.temperature;
+#pragma omp simd
+  for (int i = 0; i < kSegment; ++i) {
+    const double lp = static_cast<double>(z[i]) * inverse_p - row.lse;
+    const double lq = static_cast<double>(q[i]) * inverse_q - draft.lse;
+    const float d = static_cast<float>(lq - lp);
+    const float factor = d < 0.0f ? -expm1_f32(d) : 0.0f;
+    w[i] = z[i] == kNegInf ? 0.0f : w[i] * factor;
+  }
+}
+
+void residual(const RowView& row, const DraftRow& draft, int32_t begin, int32_t end) {
+  const RowScratch& t = row.scratch;
+  const float inverse = 1.0f / row.law.temperature;
+  int32_t column =
+      draft.targets == nullptr ? 0 : lower_column(draft.targets, draft.vocab, begin * kSegment);
+  for (int32_t s = begin; s < end; ++s) {
+    float z[kSegment], q[kSegment], w[kSegment];
+    load_draft(draft, s, &column, q);
+    t.residual[s] = 0.0f;
+    if (t.max[s] == kNegInf) continue;
+    segment(row, s, z);
+    weigh(z, t.max[s], inverse, w);
+    apply_residual(row, draft, z, q, w);
+    t.residual[s] = halving_sum(w);
+  }
+}
+
+bool draft_nan(const DraftRow& draft, int32_t begin, int32_t end) {
+  int32_t nan = 0;
+  if (draft.dtype == DSPARK_F32) {
+    const float* x = static_cast<const float*>(draft.logits);
+#pragma omp simd reduction(| : nan)
+    for (int32_t i = begin; i < end; ++i) nan |= x[i] != x[i] ? 1 : 0;
+    return nan != 0;
+  }
+  const uint16_t* x = static_cast<const uint16_t*>(draft.logits);
+  const uint16_t infinity = draft.dtype == DSPARK_BF16 ? 0x7f80 : 0x7c00;
+  uint16_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int32_t i = begin; i < end; ++i) {
+    const uint16_t magnitude = x[i] & 0x7fff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest > infinity;
+}
+
+void weights(const RowView& row, const DraftRow* draft, int32_t s, float* w) {
+  float z[kSegment];
+  segment(row, s, z);
+  const float m = row.scratch.max[s];
+  if (m == kNegInf) {
+    for (int i = 0; i < kSegment; ++i) w[i] = 0.0f;
+    return;
+  }
+  weigh(z, m, 1.0f / row.law.temperature, w);
+  if (draft == nullptr) return;
+  float q[kSegment];
+  int32_t column =
+      draft->targets == nullptr ? 0 : lower_column(draft->targets, draft->vocab, s * kSegment);
+  load_draft(*draft, s, &column, q);
+  apply_residual(row, *draft, z, q, w);
+}
+
+// exp_f64 without its branches: x <= 0 here, and -inf gives 0.
+DSPARK_LOOP double exp_nonpositive(double x) {
+  const double clamped = x < -700.0 ? -700.0 : x;
+  const double y = exp_f64_core(clamped);
+  return x < -700.0 ? 0.0 : y;
+}
+
+double log_sum(const float* max, const float* sum, int32_t segments, double temperature) {
+  float top = kNegInf;
+  for (int32_t s = 0; s < segments; ++s) top = max[s] > top ? max[s] : top;
+  if (top == kNegInf) return static_cast<double>(kNegInf);
+  double total = 0.0;
+  for (int32_t s = 0; s < segments; s += kChunk) {
+    const int32_t n = segments - s < kChunk ? segments - s : kChunk;
+    double term[kChunk];
+#pragma omp simd
+    for (int32_t i = 0; i < n; ++i) {
+      const double x = (static_cast<double>(max[s + i]) - static_cast<double>(top)) / temperature;
+      term[i] = static_cast<double>(sum[s + i]) * exp_nonpositive(x);
+    }
+    for (int32_t i = 0; i < n; ++i) total += term[i];
+  }
+  return static_cast<double>(top) / temperature + log_f64(total);
+}
+
+// Words of segments [s, s + 64), s a multiple of 4.
+DSPARK_LOOP void noise_words(const DrawStream& noise, int32_t s, uint32_t* words) {
+  const uint64_t position = static_cast<uint64_t>(noise.position);
+#pragma omp simd
+  for (int i = 0; i < kChunk / 4; ++i) {
+    const Philox4 counter{{static_cast<uint32_t>(s / 4 + i), static_cast<uint32_t>(position),
+                           static_cast<uint32_t>(position >> 32),
+                           noise.kind << 8 | noise.distance}};
+    const Philox4 r = philox4x32_10(counter, static_cast<uint32_t>(noise.seed),
+                                    static_cast<uint32_t>(noise.seed >> 32));
+    words[4 * i] = r.w[0];
+    words[4 * i + 1] = r.w[1];
+    words[4 * i + 2] = r.w[2];
+    words[4 * i + 3] = r.w[3];
+  }
+}
+
+uint64_t best_key(const float* max, const float* sum, double temperature, const DrawStream& noise,
+                  bool equal_noise, int32_t begin, int32_t end) {
+  uint64_t best = 0;
+  for (int32_t s = begin; s < end; s += kChunk) {
+    const int32_t n = end - s < kChunk ? end - s : kChunk;
+    uint32_t words[kChunk];
+    if (n <= 4) {
+      const Philox4 r = draw(noise, static_cast<uint32_t>(s) >> 2);
+      for (int i = 0; i < 4; ++i) words[i] = r.w[i];
+    } else {
+      noise_words(noise, s, words);
+    }
+    double key[kChunk];
+#pragma omp simd
+    for (int32_t i = 0; i < n; ++i) {
+      const double mass = sum[s + i] > 0.0f ? static_cast<double>(sum[s + i]) : 1.0;
+      const double g = equal_noise ? 0.0 : gumbel(words[i]);
+      key[i] = static_cast<double>(max[s + i]) / temperature + log_f64(mass) + g;
+    }
+    for (int32_t i = 0; i < n; ++i) {
+      const uint64_t packed =
+          sum[s + i] > 0.0f ? pack_key(key[i], static_cast<uint32_t>(s + i)) : 0;
+      best = packed > best ? packed : best;
+    }
+  }
+  return best;
+}
+
+void histogram(const RowView& row, float top, float scale, int32_t begin, int32_t end) {
+  const RowScratch& t = row.scratch;
+  const float inverse = 1.0f / row.law.temperature;
+  for (int32_t s = begin; s < end; ++s) {
+    if (!((top - t.max[s]) * scale < static_cast<float>(kBuckets))) continue;
+    const float* z = t.z + static_cast<int64_t>(s) * kSegment;
+    int32_t bucket[kSegment];
+    float w[kSegment];
+    const float outside = static_cast<float>(kBuckets);
+#pragma omp simd
+    for (int i = 0; i < kSegment; ++i) {
+      const float at = (top - z[i]) * scale;
+      bucket[i] = static_cast<int32_t>(at < outside ? at : outside);
+    }
+    weigh(z, top, inverse, w);
+    for (int i = 0; i < kSegment; ++i) {
+      if (bucket[i] == kBuckets) continue;
+      t.histogram_count[bucket[i]] += 1;
+      t.histogram_mass[bucket[i]] +=
+          static_cast<uint64_t>(static_cast<double>(w[i]) * 1099511627776.0);
+    }
+  }
+}
+
+}  // namespace
+
+const RejectionLoops rejection_loops = {scan,    restrict_support, draft_nan, residual, segment,
+                                        weights, log_sum,          best_key,  histogram};
+
+}  // namespace dspark::cpu::DSPARK_SIMD

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification: target logits and drafts in, tokens out, the target's law unchanged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dspark_ext import _C, _backend
+from dspark_ext._arrays import INTS, Checker, View, full, is_torch, to_numpy, view
+from dspark_ext.results import Verification
+
+__all__ = ["RULES", "rejection_sample"]
+
+#: Name of a rule -> its code in ``rule`` arrays.
+RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
+_MISSING = {
+    "repetition_penalty": "penalties over output_counts and prompt_mask",
+    "presence_penalty": "penalties over output_counts",
+    "frequency_penalty": "penalties over output_counts",
+    "output_counts": "penalties",
+    "prompt_mask": "the repetition penalty",
+    "min_tokens_left": "forbidding stop ids until a number of tokens is emitted",
+    "support_ids": "draft laws on the M largest ids",
+    "support_logits": "draft laws on the M largest ids",
+}
+_SMALLEST_TEMPERATURE = np.float32(1e-3)
+_MAX_POSITION = 1 << 32
+_DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def rejection_sample(
+    target_logits: Any,
+    draft_tokens: Any,
+    *,
+    draft_len: Any,
+    cu_seqlens: Any,
+    seed: Any,
+    position: Any,
+    temperature: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    logit_bias: Any = None,
+    token_mask: Any = None,
+    repetition_penalty: Any = None,
+    presence_penalty: Any = None,
+    frequency_penalty: Any = None,
+    output_counts: Any = None,
+    prompt_mask: Any = None,
+    min_tokens_left: Any = None,
+    draft_logit: Any = None,
+    draft_lse: Any = None,
+    draft_logits: Any = None,
+    support_ids: Any = None,
+    support_logits: Any = None,
+    draft_temperature: Any = None,
+    rule: Any = "token",
+    anchor: Any = None,
+    draft_to_target: Any = None,
+    stop_ids: Any = None,
+    max_new_tokens: Any = None,
+    active: Any = None,
+    vocab_size: int | None = None,
+    top_logprobs: int = 0,
+    debug_uniform: Any = None,
+    out: Verification | None = None,
+    strict: bool = False,
+    backend: str | None = None,
+) -> Verification:
+    """Verify the drafts of every request and emit its tokens, losslessly.
+
+    Row ``i`` of a request verifies draft ``i + 1`` and decides position ``n + i + 1``; row ``l`` is
+    the bonus row. With the rule ``token`` a draft ``x`` is accepted iff ``u < p(x) / q(x)``; the
+    first rejection emits one token of ``max(0, p - q)``, and when all ``l`` drafts are accepted the
+    bonus comes from ``p_l``. So the emitted tokens follow the target's law (DSpark section 2.1;
+    Leviathan et al. 2023; Chen et al. 2023).
+
+    Parameters
+    ----------
+    target_logits : array, shape (B, V_pad), float32, bfloat16 or float16
+        Rows in ``cu_seqlens`` order, any row stride. Columns behind ``vocab_size`` are not read.
+    draft_tokens : array, shape (R, gamma), int32 or int64
+        Target ids. An id outside [0, V) is a placeholder and ends the prefix.
+    draft_len : array, shape (R,), int
+        Scheduled drafts ``l`` of each request, 0..gamma.
+    cu_seqlens : array, shape (R + 1,), int
+        First row of each request; it owns ``1 + l`` rows (0 if inactive).
+    seed, position : array, shape (R,), uint64 and int64
+        Seed, and absolute position ``n`` of the anchor, as in :func:`markov_loop`.
+    temperature : array (R,) or scalar, float32, optional
+        0 or None is greedy; else >= 1e-3.
+    top_k, top_p, min_p : array (R,) or scalar, optional
+        Truncations of the target's law; off at <= 0, 1 and 0. Applied as min-p, top-k, top-p, the
+        last on the mass that is left, crossing id kept; ties go to the lower id.
+    logit_bias : array, shape (R, V), float32, optional
+        Added to every row of the request.
+    token_mask : array, shape (B, W) or (R, gamma + 1, W), int32 or uint32, optional
+        Packed bits, W >= ceil(V / 32); bit ``id & 31`` of word ``id >> 5`` set: allowed.
+    draft_logit, draft_lse : array, shape (R, gamma), float32, optional
+        With ``draft_logits``: ``log q(x) = logit / T - lse`` of every draft.
+    draft_logits : array, shape (R, gamma, >= V_d), float32, bfloat16 or float16, optional
+        The stored law. Without the three the law is one-hot: accepted with probability ``p(x)``.
+    draft_temperature : array (R,) or scalar, optional
+        T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
+    rule : str or array of codes (R,)
+        ``"greedy"``, ``"token"`` or ``"match"`` (:data:`RULES`). ``match`` samples ``y_i`` from
+        ``p_i`` and accepts while it equals the draft. Requests at temperature 0 are greedy.
+    anchor : array, shape (R,), int, optional
+        The anchors; penalties will count them. Nothing else reads them.
+    draft_to_target : array, shape (V_d,), int, optional
+        Strictly increasing target ids of the columns of ``draft_logits``.
+    stop_ids : array, shape (S,) or (R, S), int, optional
+        Emitting one ends the round behind it; -1 is no id.
+    max_new_tokens : array (R,) or scalar, int, optional
+        Tokens this round may emit; 0: the request takes no part and emits nothing.
+    active : array, shape (R,), bool or uint8, optional
+        0 marks padded requests, which are neither read nor written.
+    vocab_size : int, optional
+        V, by default the number of columns of ``target_logits``.
+    debug_uniform : array, shape (R, gamma + 1), uint64, optional
+        Tests only: 53-bit integers in place of the accept and inner draws of a row, with equal
+        segment noise.
+    out : Verification, optional
+        Preallocated results.
+    strict : bool
+        Synchronise and raise :class:`dspark_ext.StatusError` when a status bit reports trouble.
+    backend : {None, "cpu", "cuda", "reference", "simt"}
+        Forces one; by default the device of the arrays decides.
+
+    Returns
+    -------
+    Verification
+        ``tokens`` (R, gamma + 1) int32, -1 behind ``num_emitted``; ``logprob`` under the processed
+        law and ``logprob_raw`` under the unprocessed row at T = 1; ``accepted`` (R, gamma) int8: 1,
+        0, -1 behind a rejection, -2 not scheduled, behind a stop, or at and behind a placeholder.
+
+    Raises
+    ------
+    ArgumentError
+        Lists every argument whose shape, dtype or range is wrong; nothing has been written.
+    NotImplementedError
+        Rules ``block`` and ``synthetic``, penalties, ``min_tokens_left``, ``support_ids`` and
+        ``top_logprobs``, which later releases will serve.
+
+    Notes
+    -----
+    What only the data shows sets bits of ``status`` (:class:`dspark_ext.Status`). A NaN in the
+    stored law of a draft refuses that draft. A ``draft_len`` outside 0..gamma or beyond the
+    request's rows is clamped and sets ``BAD_PARAM``. A row is read once, and rows behind the first
+    rejection are never touched. The token depends on the seed, the position and the logits alone,
+    not on the batch, its order, padding, threads or SIMD level.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dspark_ext import rejection_sample
+    >>> logits = np.log(np.array([[0.1, 0.9], [0.9, 0.1]], dtype=np.float32))
+    >>> result = rejection_sample(logits, np.array([[1]]), draft_len=[1], cu_seqlens=[0, 2],
+    ...                           seed=[7], position=[5])
+    >>> result.tokens.tolist(), result.num_accepted.tolist(), result.accepted.tolist()
+    ([[1, 0]], [1], [[1]])
+    """
+    given = locals()
+    call = _Call(given)
+    call.rows()
+    call.sampling()
+    call.law()
+    call.results(out)
+    backend = _backend.resolve(call.check, backend)
+    call.check.done()
+    call.refuse_what_is_missing()
+    result = call.result
+    if backend == "reference":
+        call.run_reference()
+    else:
+        _backend.run("rejection_sampler", call.params(), backend)
+    _backend.raise_on_trouble("rejection_sample", result.status, strict)
+    return result
+
+
+class _Call:
+    """Checked arguments of one call."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+        self.check = Checker("rejection_sample")
+        self.views: dict[str, View | None] = {}
+        self.outputs: dict[str, View] = {}
+        self.requests, self.gamma, self.vocab = 0, 1, 1
+
+    def rows(self) -> None:
+        """Logits, drafts and the map between them."""
+        check, given = self.check, self.given
+        target = check.array("target_logits", given["target_logits"], ("B", "V_pad"))
+        self.views["target_logits"] = target
+        drafts = check.array("draft_tokens", given["draft_tokens"], ("R", "gamma"), INTS)
+        self.requests, self.gamma = check.sizes.get("R", 0), check.sizes.get("gamma", 1)
+        check.require(1 <= self.gamma <= 16, "gamma", str(self.gamma), "1..16")
+        self.views["draft_tokens"] = None if drafts is None else _narrow(drafts)
+        columns = check.sizes.get("V_pad", 1)
+        size = given["vocab_size"]
+        self.vocab = columns if size is None else int(size)
+        check.require(
+            1 <= self.vocab <= columns, "vocab_size", str(self.vocab), f"1..{columns} (V_pad)"
+        )
+        self._per_request("draft_len", "int32", optional=False)
+        self._cu_seqlens(given["cu_seqlens"])
+        self._per_request("seed", "uint64", optional=False)
+        position = self._per_request("position", "int64", optional=False)
+        limit = _MAX_POSITION - self.gamma - 1
+        self._range("position", position, lambda n: (n >= 0) & (n < limit), f"0..{limit - 1}")
+        self._per_request("anchor", "int32")
+        self._per_request("active", "uint8")
+
+    def _per_request(self, name: str, dtype: str, optional: bool = True) -> View | None:
+        value = self.given[name]
+        self.views[name] = self.check.per_request(
+            name, value, self.requests, dtype, optional=optional
+        )
+        return self.views[name]
+
+    def _range(self, name: str, v: View | None, good: Any, expected: str) -> None:
+        values = self.check.values(v)
+        bad = values[~good(values)] if values.size else values
+        if bad.size:
+            self.check.fail(name, ", ".join(str(x) for x in bad[:4].tolist()), expected)
+
+    def _cu_seqlens(self, value: Any) -> None:
+        shape = np.shape(value) if not is_torch(value) else tuple(value.shape)
+        wanted = (self.requests + 1,)
+        v = None
+        if self.check.require(shape == wanted, "cu_seqlens", f"shape {list(shape)}", f"{wanted}"):
+            v = self.check.per_request("cu_seqlens", value, wanted[0], "int32", optional=False)
+        self.views["cu_seqlens"] = v
+
+    def sampling(self) -> None:
+        """Per-request sampling parameters, bias, mask, stops."""
+        check, given = self.check, self.given
+        temperature = "0 (greedy) or finite values >= 0.001"
+        for name in ("temperature", "draft_temperature"):
+            self._range(name, self._per_request(name, "float32"), _good_temperature, temperature)
+        self._per_request("top_k", "int32")
+        top_p = self._per_request("top_p", "float32")
+        self._range("top_p", top_p, lambda x: (x > 0) & (x <= 1), "values in (0, 1]")
+        min_p = self._per_request("min_p", "float32")
+        self._range("min_p", min_p, lambda x: (x >= 0) & (x <= 1), "values in [0, 1]")
+        cap = self._per_request("max_new_tokens", "int32")
+        self._range("max_new_tokens", cap, lambda n: n >= 0, "values >= 0")
+        self._rules(given["rule"])
+        self.views["logit_bias"] = check.array(
+            "logit_bias", given["logit_bias"], ("R", self.vocab), ("float32",), optional=True
+        )
+        self._mask(given["token_mask"])
+        self._stops(given["stop_ids"])
+        shape = ("R", self.gamma + 1)
+        self.views["debug_uniform"] = check.array(
+            "debug_uniform",
+            given["debug_uniform"],
+            shape,
+            ("uint64", "int64"),
+            optional=True,
+            contiguous=True,
+        )
+
+    def _rules(self, rule: Any) -> None:
+        check = self.check
+        if isinstance(rule, str):
+            if not check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
+                return
+            rule = RULES[rule]
+        v = check.per_request("rule", rule, self.requests, "int32", optional=False)
+        self._range("rule", v, lambda x: np.isin(x, list(RULES.values())), f"codes of {RULES}")
+        self.views["rule"] = v
+
+    def _mask(self, mask: Any) -> None:
+        words = -(-self.vocab // 32)
+        padded = len(getattr(mask, "shape", ())) == 3
+        shape = ("R", self.gamma + 1, None) if padded else ("B", None)
+        v = self.check.array("token_mask", mask, shape, ("int32", "uint32"), optional=True)
+        if v is not None and v.shape[-1] < words:
+            self.check.fail("token_mask", f"{v.shape[-1]} words a row", f">= {words}")
+        if v is not None and padded and v.strides[0] <= 0:
+            v = view(v.array.copy() if isinstance(v.array, np.ndarray) else v.array.contiguous())
+        self.views["token_mask"] = v
+
+    def _stops(self, stops: Any) -> None:
+        self.views["stop_ids"] = None
+        if stops is None:
+            return
+        if not (is_torch(stops) or isinstance(stops, np.ndarray)):
+            stops = self.check._like_kind(np.atleast_1d(np.asarray(stops, dtype=np.int64)))
+        shape = ("S",) if stops.ndim == 1 else ("R", "S")
+        v = self.check.array("stop_ids", stops, shape, INTS)
+        self.views["stop_ids"] = None if v is None else _narrow(v)
+
+    def law(self) -> None:
+        """The law of the drafts: all three arrays, or none."""
+        check, given = self.check, self.given
+        names = ("draft_logit", "draft_lse", "draft_logits")
+        present = [name for name in names if given[name] is not None]
+        top_m = given["support_ids"] is not None or given["support_logits"] is not None
+        if present and len(present) < 3 and not top_m:
+            check.fail(", ".join(names), f"only {', '.join(present)}", "all three or none")
+        for name in names[:2]:
+            self.views[name] = check.array(
+                name,
+                given[name],
+                ("R", "gamma"),
+                ("float32",),
+                optional=True,
+                contiguous=True,
+            )
+        self.draft_vocab = self.vocab
+        self.views["draft_to_target"] = self._draft_ids(given["draft_to_target"])
+        v = check.array("draft_logits", given["draft_logits"], ("R", "gamma", None), optional=True)
+        if v is not None and v.shape[2] < self.draft_vocab:
+            check.fail("draft_logits", f"{v.shape[2]} columns", f">= {self.draft_vocab} (V_d)")
+        self.views["draft_logits"] = v
+
+    def _draft_ids(self, ids: Any) -> View | None:
+        v = self.check.array("draft_to_target", ids, ("V_d",), INTS, optional=True)
+        if v is None:
+            return None
+        values = to_numpy(v.array)
+        self.draft_vocab = len(values)
+        ok = values.size > 0 and bool(np.all(values[1:] > values[:-1]))
+        ok = ok and values[0] >= 0 and int(values[-1]) < self.vocab
+        expected = f"strictly increasing ids in [0, {self.vocab})"
+        self.check.require(ok, "draft_to_target", "other values", expected)
+        return _narrow(v)
+
+    def results(self, out: Verification | None) -> None:
+        """Output arrays; freshly made ones hold defined values for requests that take no part."""
+        tokens = (self.requests, self.gamma + 1)
+        one = (self.requests,)
+        layout: dict[str, tuple[tuple[int, ...], str, int]] = {
+            "num_accepted": (one, "int32", 0),
+            "num_emitted": (one, "int32", 0),
+            "tokens": (tokens, "int32", -1),
+            "next_anchor": (one, "int32", -1),
+            "logprob": (tokens, "float32", 0),
+            "logprob_raw": (tokens, "float32", 0),
+            "accepted": ((self.requests, self.gamma), "int8", -2),
+            "finish": (one, "int32", 0),
+            "status": (one, "int32", 0),
+        }
+        for name, (shape, dtype, value) in layout.items():
+            if out is None and self.views["active"] is not None and self.check.like is not None:
+                v: View | None = view(full(shape, value, dtype, self.check.like))
+            else:
+                given = None if out is None else getattr(out, name)
+                v = self.check.output(f"out.{name}", given, shape, dtype)
+            if v is not None:
+                self.outputs[name] = v
+
+    @property
+    def result(self) -> Verification:
+        """The arrays that are being filled."""
+        return Verification(**{name: v.array for name, v in self.outputs.items()})
+
+    def refuse_what_is_missing(self) -> None:
+        """Raise for arguments that a later release will serve."""
+        missing = [
+            f"{name}: {what} are not implemented yet"
+            for name, what in _MISSING.items()
+            if self.given[name] is not None
+        ]
+        codes = self.check.values(self.views["rule"])
+        missing += [
+            f"rule: {name!r} is not implemented yet; use 'greedy', 'token' or 'match'"
+            for name in ("block", "synthetic")
+            if np.any(codes == RULES[name])
+        ]
+        if self.given["top_logprobs"]:
+            missing.append("top_logprobs: lists of the likeliest tokens are not implemented yet")
+        if missing:
+            raise NotImplementedError("\n  ".join(["rejection_sample:", *missing]))
+
+    def params(self) -> Any:
+        """Fill the C struct."""
+        v = self.views
+        target, drafts = v["target_logits"], v["draft_tokens"]
+        assert target is not None and drafts is not None
+        p = _C.RejectionSamplerParams()
+        p.num_requests, p.gamma, p.vocab_size = self.requests, self.gamma, self.vocab
+        p.draft_vocab_size = self.draft_vocab
+        p.num_rows, p.num_threads = target.shape[0], _backend.num_threads()
+        p.target_dtype, p.target_stride = target.code, target.strides[0]
+        p.draft_tokens_stride = drafts.strides[0]
+        for name, array in (*v.items(), *self.outputs.items()):
+            if name != "anchor":
+                setattr(p, name, _backend.ptr(array))
+        mask, bias, law, stops = (
+            v[name] for name in ("token_mask", "logit_bias", "draft_logits", "stop_ids")
+        )
+        if mask is not None:
+            p.mask_row_stride = mask.strides[-2]
+            p.mask_request_stride = mask.strides[0] if len(mask.shape) == 3 else 0
+        if bias is not None:
+            p.logit_bias_stride = bias.strides[0]
+        if law is not None:
+            p.draft_dtype = law.code
+            p.draft_request_stride, p.draft_slot_stride = law.strides[0], law.strides[1]
+        if stops is not None:
+            p.num_stop_ids = stops.shape[-1]
+            p.stop_ids_stride = stops.strides[0] if len(stops.shape) == 2 else 0
+        return p
+
+    def run_reference(self) -> None:
+        """Answer with the float64 reference."""
+        values = {
+            name: None if v is None else to_numpy(v.array)
+            for name, v in self.views.items()
+            if name not in ("target_logits", "draft_tokens")
+        }
+        target, law = self.views["target_logits"], self.views["draft_logits"]
+        drafts = self.views["draft_tokens"]
+        assert target is not None and drafts is not None
+        if law is not None:
+            values["draft_logits"] = to_numpy(law.array)[:, :, : self.draft_vocab]
+        answer = _backend.reference("rejection_sampler", "rejection_sample")(
+            to_numpy(target.array),
+            to_numpy(drafts.array),
+            **values,
+            vocab_size=self.vocab,
+            dtype=_DTYPE[target.dtype],
+            draft_dtype="f32" if law is None else _DTYPE[law.dtype],
+        )
+        active = self.views["active"]
+        keep = None if active is None else to_numpy(active.array) != 0
+        for name, v in self.outputs.items():
+            _backend.copy_into(v, getattr(answer, name), keep)
+
+
+def _good_temperature(t: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    good: np.ndarray[Any, Any] = (t == 0) | (np.isfinite(t) & (t >= _SMALLEST_TEMPERATURE))
+    return good
+
+
+def _narrow(v: View) -> View:
+    """Ids as int32; what does not fit stays out of range instead of wrapping around."""
+    if v.dtype == "int32":
+        return v
+    x, limit = v.array, 2**31 - 1
+    if is_torch(x):
+        return view(x.clamp(-1, limit).to(sys.modules["torch"].int32))
+    return view(np.clip(x, -1, limit).astype(np.int32))
