@@ -19,12 +19,14 @@ SMALLEST_TEMPERATURE = 1e-3
 def per_request(value: ArrayLike | None, requests: int, default: Any, dtype: Any) -> NDArray[Any]:
     """Broadcast a scalar, a list or None (= ``default``) to shape (R,)."""
     given = default if value is None else value
-    return np.broadcast_to(np.asarray(given, dtype=dtype), (requests,)).copy()
+    values: NDArray[Any] = np.broadcast_to(np.asarray(given, dtype=dtype), (requests,)).copy()
+    return values
 
 
 def active_mask(active: ArrayLike | None, requests: int) -> NDArray[np.bool_]:
     """Return bool (R,): which requests take part."""
-    return per_request(active, requests, 1, np.int64) != 0
+    on: NDArray[np.bool_] = per_request(active, requests, 1, np.int64) != 0
+    return on
 
 
 def legal(

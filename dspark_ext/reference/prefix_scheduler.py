@@ -116,7 +116,7 @@ class _Problem:
 
 def _causal(problem: _Problem, live: F32) -> I64:
     """Algorithm 1 from the floors up: stop at the first Theta that does not rise."""
-    length = problem.floor.copy()
+    length: I64 = problem.floor.copy()
     batch = len(problem.requests) + int(length.sum())
     if not problem.priced(batch):
         return length
@@ -160,7 +160,7 @@ def _full_search(problem: _Problem, lagged: F32) -> int:
 
 def _top(problem: _Problem, live: F32, budget: int) -> I64:
     """The floors, then the best live candidates until ``budget`` drafts are admitted."""
-    length = problem.floor.copy()
+    length: I64 = problem.floor.copy()
     left = min(budget, problem.room) - int(length.sum())
     for r, j in problem.candidates(live)[: max(left, 0)]:
         length[r] = j
@@ -169,7 +169,7 @@ def _top(problem: _Problem, live: F32, budget: int) -> I64:
 
 def _position_major(start: I64, wanted: I64, requests: list[int], room: int) -> I64:
     """Raise ``start`` towards ``wanted``: one more position for every request before the next."""
-    length = start.copy()
+    length: I64 = start.copy()
     for j in range(1, int(wanted.max(initial=0)) + 1):
         for r in requests:
             if length[r] == j - 1 and wanted[r] >= j and length.sum() < room:
@@ -258,7 +258,7 @@ def prefix_schedule(
     >>> plan.length.tolist(), round(float(plan.theta), 2)
     ([3], 1212.75)
     """
-    shape = _shape(survival, conditional, draft_tokens, active, mode)
+    shape = _shape(survival, conditional, draft_tokens, mode)
     requests, gamma = shape
     status = np.zeros(requests, dtype=np.int32)
     on = active_mask(active, requests)
@@ -266,18 +266,29 @@ def prefix_schedule(
     _need(mode, cost if decides else 0, lagged if decides and mode == "two_phase" else 0)
     live = None if survival is None else _probabilities(survival, on, status)
     problem = _problem(
-        on, gamma, status, min_len, max_len, weight, cost, kv_len, capacity, decides,
-        draft_ms, ms_per_kv_token,
-    )  # fmt: skip
+        on,
+        gamma,
+        status,
+        min_len=min_len,
+        max_len=max_len,
+        weight=weight,
+        cost=cost,
+        kv_len=kv_len,
+        capacity=capacity,
+        decides=decides,
+        draft_ms=draft_ms,
+        ms_per_kv_token=ms_per_kv_token,
+    )
     if mode in ("causal", "two_phase"):
         if live is None:
             raise ValueError(f"survival: got None, expected an array for mode {mode!r}")
         if mode == "causal":
             length = _causal(problem, live)
         else:
-            old = None if lagged is None else _probabilities(lagged, on, status)
-            total = int(budget) if budget is not None else _full_search(problem, old)
-            length = _top(problem, live, total)
+            if budget is None:
+                assert lagged is not None
+                budget = _full_search(problem, _probabilities(lagged, on, status))
+            length = _top(problem, live, int(budget))
     else:
         wanted = _wanted(mode, conditional, threshold, fixed_len, on, shape, status)
         wanted = np.minimum(np.maximum(wanted, problem.floor), problem.cap)
@@ -292,12 +303,10 @@ def _shape(
     survival: ArrayLike | None,
     conditional: ArrayLike | None,
     draft_tokens: ArrayLike | None,
-    active: ArrayLike | None,
     mode: str,
 ) -> tuple[int, int]:
     if mode not in MODES:
         raise ValueError(f"mode: got {mode!r}, expected one of {MODES}")
-    del active
     for given in (survival, conditional, draft_tokens):
         if given is not None:
             requests, gamma = np.asarray(given).shape
@@ -316,6 +325,7 @@ def _problem(
     on: NDArray[np.bool_],
     gamma: int,
     status: NDArray[np.int32],
+    *,
     min_len: ArrayLike | None,
     max_len: ArrayLike | None,
     weight: ArrayLike | None,
@@ -377,7 +387,8 @@ def _wanted(
     if conditional is None or threshold is None:
         raise ValueError("conditional, threshold: expected both for mode 'threshold'")
     passed = _probabilities(conditional, on, status) >= np.float32(threshold)
-    return np.cumprod(passed, axis=1).sum(axis=1).astype(np.int64)
+    prefix: I64 = np.cumprod(passed, axis=1).sum(axis=1).astype(np.int64)
+    return prefix
 
 
 def _theta(problem: _Problem, live: F32 | None, length: I64) -> float:

@@ -381,7 +381,7 @@ def rejection_sample(
             draft_temperature=float(t_draft[r]),
             drafts=drafts[r, :n],
             rows=TargetRows(
-                logits[begin : begin + n + 1, :vocab], _mask_rows(token_mask, r, begin), dtype
+                logits[begin : begin + n + 1, :vocab], _mask_rows(token_mask, int(r), begin), dtype
             ),
             draws=draws_of(draws, int(r), seed, position, debug_uniform),
             stop_ids=stops[r],

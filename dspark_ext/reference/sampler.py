@@ -171,7 +171,8 @@ def argmax(z: F64) -> Draw:
 def _ordered(keys: F64) -> NDArray[np.uint64]:
     """Integers in the order of the float64 keys, with their low 19 bits cleared."""
     bits = keys.view(np.uint64)
-    return np.where(bits & _SIGN, ~bits, bits | _SIGN) & _KEY_MASK
+    ordered: NDArray[np.uint64] = np.where(bits & _SIGN, ~bits, bits | _SIGN) & _KEY_MASK
+    return ordered
 
 
 def _segments(x: Any, fill: float) -> F64:
@@ -232,16 +233,14 @@ def sample(law: Law, noise: Noise, factor: F64 | None = None) -> Draw | None:
 
 def _inside(weight: F64, u53: int) -> Draw:
     """Inverse CDF over the integer weights of one segment."""
-    integers = [int(w * 2.0**_WEIGHT_BITS) for w in weight]
-    total = sum(integers)
+    integers = (weight * 2.0**_WEIGHT_BITS).astype(np.uint64)  # 128 of them stay below 2^63
+    inclusive = np.cumsum(integers)
+    total = int(inclusive[-1])
     if total == 0:
         return Draw(int(np.flatnonzero(weight > 0)[-1]), 0.0)
     target = (u53 * total) >> 53
-    before = 0
-    for i, amount in enumerate(integers):
-        if before + amount > target:
-            only = amount == total
-            margin = min(target - before, before + amount - target) / total
-            return Draw(i, np.inf if only else margin)
-        before += amount
-    raise AssertionError("target < total, so some cumulative sum exceeds it")
+    token = int(np.searchsorted(inclusive, np.uint64(target), side="right"))
+    end, size = int(inclusive[token]), int(integers[token])
+    if size == total:
+        return Draw(token, np.inf)
+    return Draw(token, min(target - (end - size), end - target) / total)

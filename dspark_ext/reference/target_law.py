@@ -109,4 +109,5 @@ def unpack_mask(words: NDArray[np.generic], vocab: int) -> NDArray[np.bool_]:
     """
     ids = np.arange(vocab)
     words = np.ascontiguousarray(words).view(np.uint32)
-    return (words[ids >> 5] >> (ids & 31).astype(np.uint32)) & np.uint32(1) != 0
+    bits: NDArray[np.bool_] = (words[ids >> 5] >> (ids & 31).astype(np.uint32)) & np.uint32(1) != 0
+    return bits

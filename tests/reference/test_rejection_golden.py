@@ -199,7 +199,7 @@ def test_v7_a_greedy_drafts_law_is_one_hot() -> None:
 
 def test_v10_the_accept_uniform_is_not_reused() -> None:
     p, q = [0.4, 0.3, 0.3], [[1.0, 0.0, 0.0]]
-    draws = 3000
+    draws = 1500
     out = rejection_sample(
         np.tile(log(p), (2 * draws, 1)),
         np.zeros((draws, 1), int),

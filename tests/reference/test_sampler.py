@@ -33,7 +33,7 @@ def test_law_by_chi_square(vocab: int, temperature: float) -> None:
     z = np.random.default_rng(vocab).normal(size=vocab) * 1.5
     law = make_law(z, temperature)
     counts = np.zeros(vocab)
-    for position in range(4000):
+    for position in range(2000):
         counts[sample(law, _noise(position)).token] += 1
     probability = np.exp(law.log_prob())
     assert _p_value(counts, probability) > 1e-4
@@ -46,7 +46,7 @@ def test_factor_multiplies_the_law() -> None:
     factor = np.random.default_rng(6).uniform(size=300) * (np.arange(300) % 3 > 0)
     law = make_law(z, 1.0)
     counts = np.zeros(300)
-    for position in range(4000):
+    for position in range(2000):
         counts[sample(law, _noise(position), factor).token] += 1
     expected = np.exp(law.log_prob()) * factor
     assert _p_value(counts, expected / expected.sum()) > 1e-4
