@@ -12,15 +12,16 @@ where ``position`` is the absolute position that the draw decides.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Kind", "counter", "philox4x32", "segment_gumbel", "uniform53"]
 
-_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
-_LOW = np.uint64(0xFFFFFFFF)
+_MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
 _ROUNDS = 10
 
 
@@ -59,17 +60,22 @@ def philox4x32(counters: ArrayLike, keys: ArrayLike) -> NDArray[np.uint32]:
     """
     c = [np.asarray(counters, dtype=np.uint64)[..., i] for i in range(4)]
     k = [np.asarray(keys, dtype=np.uint64)[..., i] for i in range(2)]
+    return np.stack(np.broadcast_arrays(*_rounds(c, k)), axis=-1).astype(np.uint32)
+
+
+def _rounds(c: Any, k: Any) -> list[Any]:
+    """Ten rounds on four counter words and two key words: Python integers or uint64 arrays."""
     for _ in range(_ROUNDS):
-        product0 = _MULTIPLIER[0] * c[0]
-        product1 = _MULTIPLIER[1] * c[2]
+        product0 = c[0] * _MULTIPLIER[0]
+        product1 = c[2] * _MULTIPLIER[1]
         c = [
-            (product1 >> np.uint64(32)) ^ c[1] ^ k[0],
+            (product1 >> 32) ^ c[1] ^ k[0],
             product1 & _LOW,
-            (product0 >> np.uint64(32)) ^ c[3] ^ k[1],
+            (product0 >> 32) ^ c[3] ^ k[1],
             product0 & _LOW,
         ]
         k = [(k[0] + _WEYL[0]) & _LOW, (k[1] + _WEYL[1]) & _LOW]
-    return np.stack(np.broadcast_arrays(*c), axis=-1).astype(np.uint32)
+    return list(c)
 
 
 def counter(index: ArrayLike, position: int, kind: int, delta: int) -> NDArray[np.uint64]:
@@ -95,12 +101,17 @@ def counter(index: ArrayLike, position: int, kind: int, delta: int) -> NDArray[n
     >>> counter(3, 2**32 + 5, Kind.ACCEPT, 7).tolist()
     [3, 5, 1, 519]
     """
+    first = np.asarray(index, dtype=np.uint64)
+    words = np.empty((*first.shape, 4), dtype=np.uint64)
+    words[..., 0] = first
+    words[..., 1:] = _fixed_words(position, kind, delta)
+    return words
+
+
+def _fixed_words(position: int, kind: int, delta: int) -> tuple[int, int, int]:
     if not 0 <= delta <= 255:
         raise ValueError(f"delta: got {delta}, expected 0..255")
-    first = np.asarray(index, dtype=np.uint64)
-    rest = (int(position) & 0xFFFFFFFF, int(position) >> 32, int(kind) << 8 | delta)
-    words = [first] + [np.full_like(first, word) for word in rest]
-    return np.stack(words, axis=-1)
+    return int(position) & _LOW, int(position) >> 32, int(kind) << 8 | delta
 
 
 def _key(seed: int) -> tuple[int, int]:
@@ -135,5 +146,5 @@ def uniform53(seed: int, position: int, kind: int, delta: int) -> int:
     >>> 0 <= uniform53(1, 10, Kind.ACCEPT, 1) < 2**53
     True
     """
-    words = philox4x32(counter(0, position, kind, delta), _key(seed))
-    return (int(words[0]) << 21) | (int(words[1]) >> 11)
+    words = _rounds((0, *_fixed_words(position, kind, delta)), _key(seed))
+    return int(words[0] << 21 | words[1] >> 11)
