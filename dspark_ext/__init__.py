@@ -16,6 +16,7 @@ from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
 from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.ops.rope import Rope
+from dspark_ext.ops.verify_attention import verify_attention
 from dspark_ext.results import Confidence, Draft, Plan, Verification
 from dspark_ext.scheduling import CostTable, FingerprintError, LaggedSurvival
 from dspark_ext.status import Status
@@ -39,4 +40,5 @@ __all__ = [
     "paged_kv_commit",
     "prefix_schedule",
     "rejection_sample",
+    "verify_attention",
 ]

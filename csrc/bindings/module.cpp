@@ -14,4 +14,5 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_markov_loop(m);
   dspark::bindings::register_testing(m);
   dspark::bindings::register_rejection_sampler(m);
+  dspark::bindings::register_verify_attention(m);
 }

@@ -104,10 +104,10 @@ def verify_attention(
     Notes
     -----
     Readings of the contract where it leaves a choice: only pages that hold a key some row of the
-    request may see are looked at, so a page behind the window may be gone. A key whose page is
-    missing counts as not visible (BAD_PAGE, KV_OVERFLOW). A request whose offsets decrease or leave
-    [0, B], whose kv_len is negative, or that has more rows than ``max_q_len``, sets BAD_PARAM and
-    its rows give 0 and -inf.
+    request may see are looked at, so a page behind the window may be gone. A request that needs a
+    missing page (BAD_PAGE, KV_OVERFLOW), whose kv_len is negative or that has more rows than
+    ``max_q_len`` (BAD_PARAM) gives NaN in its rows: nothing can take them for a result. Offsets
+    that decrease or leave [0, B] set BAD_PARAM and claim no rows.
 
     Examples
     --------
@@ -132,6 +132,8 @@ def verify_attention(
         too_many = max_q_len is not None and end - begin > max_q_len
         if not 0 <= begin <= end <= tokens or length < 0 or too_many:
             bits[r] |= int(Status.BAD_PARAM)
+            if 0 <= begin <= end <= tokens:
+                out[begin:end], lse[begin:end] = np.nan, np.nan
             continue
         for i in range(end - begin):
             position = length - (end - begin) + i
@@ -151,5 +153,7 @@ def verify_attention(
                     factor,
                     soft_cap,
                 )
+        if bits[r]:
+            out[begin:end], lse[begin:end] = np.nan, np.nan
     result = (out if dtype is None else round_to(out, dtype)).astype(queries.dtype)
     return (result, lse.astype(np.float32)) if return_lse else result

@@ -6,7 +6,15 @@
 // causal = 0 all rows see all kv_len keys (the drafter's block). A window of w > 0 keeps the keys
 // at positions > pos - w. soft_cap s > 0 replaces a score x by s tanh(x / s).
 //
-// A row without keys gives 0 and lse = -inf. Natural logarithm.
+// A row without keys, or with scores of -inf only, gives 0 and lse = -inf. Natural logarithm. NaN
+// and infinities in K or V follow IEEE arithmetic in the rows that see them and touch no other row.
+//
+// A request with trouble gets NaN in its rows of out and lse, so that nothing can take them for a
+// result: DSPARK_BAD_PAGE (a page id that its rows need is outside [0, num_pages); pages wholly
+// behind the window are not looked at), DSPARK_KV_OVERFLOW (kv_len beyond the page table),
+// DSPARK_BAD_PARAM (negative kv_len, more than max_q_len rows). Bounds that are not
+// 0 <= cu_seqlens[r] <= cu_seqlens[r + 1] <= num_tokens are DSPARK_BAD_PARAM too, and nothing is
+// written for the request. Rows of out past cu_seqlens[R] are left as they are.
 #ifndef DSPARK_VERIFY_ATTENTION_H_
 #define DSPARK_VERIFY_ATTENTION_H_
 
@@ -51,7 +59,7 @@ typedef struct dspark_verify_attention_params {
   const int32_t* work;        ///< plan written by dspark_prefix_scheduler(), or NULL
   int32_t work_size;          ///< entries of `work`
   void* out;                  ///< [B, Hq, D] out, contiguous, dtype of q
-  float* lse;                 ///< [B, Hq] out, or NULL
+  float* lse;                 ///< [B, Hq] out, contiguous, or NULL
   int32_t* status;            ///< [R] out: status bits
 } dspark_verify_attention_params;
 

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hot loops of verify_attention, one table per SIMD level.
+//
+// Everything a row of the result depends on is fixed by absolute positions: keys come in blocks of
+// kBlock that start at multiples of kBlock, a score is summed over fixed lanes, the weights of a
+// block are summed over fixed lanes, values are added in ascending order of their position. How
+// many rows share a block, and which, changes no bit.
+#ifndef DSPARK_CPU_VERIFY_ATTENTION_LOOPS_H_
+#define DSPARK_CPU_VERIFY_ATTENTION_LOOPS_H_
+
+#include <cstdint>
+
+namespace dspark::cpu {
+
+constexpr int kBlock = 64;       // keys in a block
+constexpr int kWidthAlign = 16;  // floats: a head is padded with zeros to a multiple of this
+
+/// Online softmax of a few rows: weights relative to `max`, their sum, and the weighted values.
+struct AttentionState {
+  float* max;  // [rows] -inf before the first key
+  float* sum;  // [rows]
+  float* acc;  // [rows, width]
+};
+
+/// Query rows of one KV head against one block of keys.
+struct AttentionBlock {
+  int rows;               // query rows: tokens times heads of the group
+  int width;              // padded head size
+  float soft_cap;         // 0 = none
+  const float* q;         // [rows, width] scaled queries
+  const int* begin;       // [rows] first visible key of the block
+  const int* end;         // [rows] one past the last; begin >= end: the row sees none
+  const float* const* k;  // [kBlock] readable rows of `width`, also outside the visible ranges
+  const float* const* v;  // [kBlock]
+  float* scores;          // [rows, kBlock] scratch
+  AttentionState state;   // updated
+};
+
+struct VerifyAttentionLoops {
+  /// `count` rows of `d` elements, `stride` apart, to float rows of `width`, times `factor`.
+  void (*widen)(float* to, int width, const void* from, int32_t dtype, int64_t stride, int count,
+                int d, float factor);
+  void (*block)(const AttentionBlock& b);
+  /// Row `row` of `part`, whose keys come later, into `total`; with `starts`, `total` has none yet.
+  void (*merge)(const AttentionState& total, const AttentionState& part, int row, int width,
+                bool starts);
+  /// acc / sum of row `row` to `d` elements of `out`.
+  void (*finish)(void* out, int32_t dtype, const AttentionState& state, int row, int width, int d);
+};
+
+namespace baseline {
+extern const VerifyAttentionLoops verify_attention_loops;
+}
+namespace v3 {
+extern const VerifyAttentionLoops verify_attention_loops;
+}
+namespace v4 {
+extern const VerifyAttentionLoops verify_attention_loops;
+}
+
+}  // namespace dspark::cpu
+
+#endif  // DSPARK_CPU_VERIFY_ATTENTION_LOOPS_H_
