@@ -9,7 +9,7 @@
 #   make dev       build the extension in the tree (no install): then PYTHONPATH=.:python
 #   make lint      check format and lint          make format    apply the format
 #   make stub      write dspark_ext/_C.pyi anew   make bench     time the operators
-#   make clean     remove build/ and .venv/       make test-cuda-pip   see tests/packaging
+#   make clean     remove build/ and .venv        make test-cuda-pip   pip install with nvcc hidden
 #
 # BIN names the folder of another environment's programs (with the pinned requirements in it) to
 # use instead of .venv/bin; it is used as it is, nothing is installed into it.
@@ -49,14 +49,14 @@ test: environment lint
 	  --doctest-modules --pyargs dspark_ext dspark
 
 test-cuda-pip: environment
-	@$(BIN)/pytest -q -p no:cacheprovider tests/packaging/test_cuda_pip.py --run-slow
+	@DSPARK_TEST_CUDA_PIP=1 $(BIN)/pytest -q tests/packaging/test_cuda_pip.py
 
 dev: requirements
 	@export PATH="$(CURDIR)/.venv/bin:$$PATH"; cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
 	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$($(BIN)/python \
 	  -c 'import sys; print(sys.executable)')" > build-dev.log || { cat build-dev.log; exit 1; }
 	@mkdir -p build/logs && mv build-dev.log build/logs/dev.log
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" cmake --build build/dev --parallel 2
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" cmake --build build/dev --parallel 2 -- --quiet
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)

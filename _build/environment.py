@@ -6,8 +6,8 @@ unchanged is skipped without starting pip. So the second run needs no network, a
 rebuilds the package alone (offline, from the requirements already there), and an edited
 requirement file installs again. pip obeys the user's configuration and ``PIP_*`` variables.
 
-    python3 _build/environment.py                  everything: environment, requirements, package
-    python3 _build/environment.py requirements     without building the package
+``python3 _build/environment.py`` makes everything; with the argument ``requirements`` it stops
+before the package.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from pathlib import Path
 MODES = ("auto", "off", "pip", "system")
 MINIMUM_CMAKE = (3, 25)
 
-CMAKE_REQUIREMENTS = ["cmake>=3.25"]
-NINJA_REQUIREMENTS = ["ninja>=1.11"]
+CMAKE_REQUIREMENTS = ["cmake==4.2.3"]
+NINJA_REQUIREMENTS = ["ninja==1.13.2"]
 
 # The compiler, its back end, its host headers, the runtime and its headers come as five packages
 # which do not pin each other: one left open would drift to a newer release, and PTX of a newer

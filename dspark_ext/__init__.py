@@ -10,6 +10,7 @@ from __future__ import annotations
 from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
+from dspark_ext.info import info
 from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.markov_loop import markov_loop
 from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
@@ -35,6 +36,7 @@ __all__ = [
     "Verification",
     "__version__",
     "confidence",
+    "info",
     "markov_loop",
     "paged_kv_append",
     "paged_kv_commit",

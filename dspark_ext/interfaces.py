@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dspark_ext.results import Plan
     from dspark_ext.state import RoundState
 
-__all__ = ["Cache", "Drafter", "DraftHead", "NewFeatures", "Target"]
+__all__ = ["Cache", "DraftHead", "Drafter", "NewFeatures", "Target"]
 
 Array = Any  # a torch.Tensor or a numpy.ndarray
 

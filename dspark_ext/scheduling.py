@@ -8,16 +8,18 @@ full search to read them (DSpark section 5.2).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext._arrays import ArgumentError, Checker, to_numpy
+
+if TYPE_CHECKING:  # json and pathlib cost a tenth of the package's import time
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["CostTable", "FingerprintError", "LaggedSurvival"]
 
@@ -154,6 +156,8 @@ class CostTable:
         for name, x in (("draft_ms", draft_ms), ("ms_per_kv_token", ms_per_kv_token)):
             check.require(math.isfinite(x) and x >= 0, name, str(x), "a finite value >= 0")
         check.done()
+        import json
+
         return cls(
             t.astype(np.int64),
             y.copy(),
@@ -180,6 +184,9 @@ class CostTable:
 
     def save(self, path: str | Path) -> None:
         """Write the measured points as JSON; :meth:`load` gives an equal table."""
+        import json
+        from pathlib import Path
+
         body = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -211,6 +218,9 @@ class CostTable:
         ArgumentError
             When the file is not a cost table of this version, or its numbers are wrong.
         """
+        import json
+        from pathlib import Path
+
         try:
             body = json.loads(Path(path).read_text(encoding="utf-8"))
             found = (body.get("format"), body.get("version"))

@@ -30,9 +30,10 @@
 //
 // Trouble in device data never fails the call; it sets DSPARK_BAD_PARAM on the request: a floor or
 // cap below 0 counts as 0, a weight that is not in [0, 128] as 0, a negative kv_len as 0. (A cap
-// above gamma means gamma and a floor above the cap means the cap: that is no trouble.) More active requests than
-// `capacity`: nothing is admitted and every active request reports it. A price that is not
-// positive and finite ends the table there, and every active request reports it when it was met.
+// above gamma means gamma and a floor above the cap means the cap: that is no trouble.) More active
+// requests than `capacity`: nothing is admitted and every active request reports it. A price that
+// is not positive and finite ends the table there, and every active request reports it when it was
+// met.
 #ifndef DSPARK_PREFIX_SCHEDULER_H_
 #define DSPARK_PREFIX_SCHEDULER_H_
 

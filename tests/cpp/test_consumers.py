@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed library as an engine builder meets it: CMake package, pkg-config, C and C++.
+
+The library is built once with and once without CUDA, warnings as errors. The build folders stay in
+build/, so that a second run compiles nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+CUDA_SYSTEM = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command and return its output; a failure shows the end of it."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(words)} ended with {done.returncode}\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def build_and_install(prefix: Path, options: Sequence[str], name: str) -> None:
+    """Configure, build and install the library without its Python extension."""
+    if not shutil.which("cmake"):
+        pytest.skip("no cmake on this machine")
+    folder = ROOT / "build" / name
+    ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
+    run(
+        *("cmake", "-S", ROOT, "-B", folder, *ninja, "-DCMAKE_BUILD_TYPE=Release"),
+        *("-DDSPARK_PYTHON=OFF", "-DDSPARK_WERROR=ON", *options),
+    )
+    run("cmake", "--build", folder, "--parallel", str(os.cpu_count() or 1))
+    run("cmake", "--install", folder, "--prefix", prefix, "--component", "dev")
+
+
+@pytest.fixture(scope="module", params=["off", "on"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation with or without CUDA; `WITH_CUDA` in it tells which."""
+    cuda = request.param == "on"
+    if cuda and os.environ.get("DSPARK_CUDA") == "off":
+        pytest.skip("DSPARK_CUDA=off in the environment")
+    if cuda and not CUDA_SYSTEM:
+        pytest.skip("no nvcc on this machine")
+    prefix = tmp_path_factory.mktemp(f"prefix {request.param}")  # a blank in the path
+    # One architecture: the whole list is compiled for the wheel.
+    options = ["-DDSPARK_CUDA=system", "-DDSPARK_ARCHS=90a-real"] if cuda else ["-DDSPARK_CUDA=off"]
+    build_and_install(prefix, options, f"consumer-{request.param}")
+    if cuda:
+        (prefix / "WITH_CUDA").touch()
+    return prefix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["consumer", "consumer_c"], ids=["cpp", "c11"])
+def test_find_package(installed: Path, language: str, tmp_path: Path) -> None:
+    run("cmake", "-S", HERE / language, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    run("cmake", "--build", tmp_path)
+    words = ["cuda"] if (installed / "WITH_CUDA").exists() else []
+    run(tmp_path / "consumer", *words)
+
+
+@pytest.mark.slow
+def test_pkg_config(installed: Path, tmp_path: Path) -> None:
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config on this machine")
+    where = next(installed.rglob("dspark.pc")).parent
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "dspark"],
+        env={**os.environ, "PKG_CONFIG_PATH": str(where)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # A shell reads the flags, as in a Makefile: pkg-config escapes blanks for it.
+    program = tmp_path / "consumer"
+    source = HERE / "consumer_c" / "main.c"
+    run("sh", "-c", f'cc -std=c11 "{source}" {flags.strip()} -o "{program}"')
+    run(program)
+
+
+def test_no_framework_in_the_headers() -> None:
+    for header in (ROOT / "csrc" / "include").rglob("*.h"):
+        for line in header.read_text("utf-8").splitlines():
+            if line.startswith("#include <"):
+                assert line in ("#include <stddef.h>", "#include <stdint.h>"), f"{header}: {line}"
