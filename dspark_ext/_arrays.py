@@ -261,6 +261,7 @@ class Checker:
             flags = out.flags  # the usual case of a loop, without the questions
             if flags.c_contiguous and flags.writeable:
                 return view(out)
+            self.require(flags.writeable, name, "a read-only array", "one that can be written")
         return self.array(name, out, shape, (dtype,), contiguous=True)
 
 

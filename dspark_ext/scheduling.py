@@ -25,6 +25,8 @@ __all__ = ["CostTable", "FingerprintError", "LaggedSurvival"]
 
 _FORMAT = "dspark-cost-table"
 _VERSION = 1
+_MOST_TOKENS = 1 << 22  # of a table, which has an entry per token
+_MOST_SLOTS = 1 << 20
 
 
 class FingerprintError(ValueError):
@@ -144,11 +146,15 @@ class CostTable:
         if check.require(t.ndim == 1 and t.size > 0, "tokens", str(tokens)[:60], "[n] with n >= 1"):
             whole = t.dtype.kind in "iu" and t[0] >= 1 and bool(np.all(np.diff(t) > 0))
             check.require(whole, "tokens", str(t.tolist())[:60], "rising integers >= 1")
+            small = t[-1] <= _MOST_TOKENS
+            check.require(bool(small), "tokens", str(t[-1]), f"at most {_MOST_TOKENS}")
             check.require(y.shape == t.shape, "ms", f"shape {list(y.shape)}", f"[{t.size}]")
         good = bool(np.all(np.isfinite(y) & (y > 0)))
         check.require(good, "ms", str(y.tolist())[:60], "finite values > 0")
         stairs = tuple(int(g) for g in plateaus)
-        rising = all(a < b for a, b in zip((0, *stairs), stairs, strict=False))
+        rising = stairs == tuple(plateaus) and all(
+            a < b for a, b in zip((0, *stairs), stairs, strict=False)
+        )
         check.require(rising, "plateaus", str(stairs), "rising integers >= 1")
         if stairs and t.ndim == 1 and t.size:
             inside = stairs[-1] <= t[-1]
@@ -181,6 +187,23 @@ class CostTable:
         known = b <= self.max_tokens
         out = np.where(known, self.array[np.where(known, b, 0)], np.nan)
         return out if b.ndim else float(out)
+
+    def with_draft_ms(self, draft_ms: float) -> CostTable:
+        """Return the same table with another fixed cost of a round, in milliseconds.
+
+        Examples
+        --------
+        >>> CostTable.from_points([1, 8], [1.0, 2.0]).with_draft_ms(0.5).draft_ms
+        0.5
+        """
+        return CostTable.from_points(
+            self.tokens,
+            self.points_ms,
+            self.plateaus,
+            draft_ms,
+            self.ms_per_kv_token,
+            self.fingerprint,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the measured points as JSON; :meth:`load` gives an equal table."""
@@ -360,6 +383,11 @@ class LaggedSurvival:
             raise ArgumentError(
                 f"LaggedSurvival.{method}: request_slots: got {str(found.tolist())[:60]}, expected "
                 "[R] distinct integers (negative ones mark padded rows)"
+            )
+        if found.max(initial=-1) >= _MOST_SLOTS:
+            raise ArgumentError(
+                f"LaggedSurvival.{method}: request_slots: got {found.max()}, expected less than "
+                f"{_MOST_SLOTS}"
             )
         if count is not None and len(found) != count:
             raise ArgumentError(

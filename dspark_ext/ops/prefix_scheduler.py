@@ -325,7 +325,8 @@ def _outputs(
     least = int(_C.prefix_scheduler_max_tokens(a.params))
     padded = least
     if padded_tokens is not None:
-        good = isinstance(padded_tokens, (int, np.integer)) and padded_tokens >= least
+        whole = isinstance(padded_tokens, (int, np.integer))
+        good = whole and bool(least <= padded_tokens < 2**31)
         expected = f"at least {least}, the largest batch these arguments allow"
         check.require(good, "padded_tokens", padded_tokens, expected)
         padded = int(padded_tokens) if good else least

@@ -60,6 +60,7 @@ LAGGED = dx.LaggedSurvival()
         ({"mode": "off", "draft_tokens": np.full((2, 3), 2**40)}, "draft_tokens: got ids beyond"),
         ({"mode": "off", "draft_tokens": np.zeros((2, 2), "i4")}, "draft_tokens: got shape"),
         ({"mode": "off", "padded_tokens": 7}, "padded_tokens: got int 7, expected at least 8"),
+        ({"mode": "off", "padded_tokens": 2**31}, "padded_tokens: got int 2147483648"),
         ({"mode": "off", "backend": "tpu"}, "backend: got 'tpu'"),
     ],
     ids=lambda x: x[:40].replace(" ", "_") if isinstance(x, str) else None,
@@ -81,6 +82,13 @@ def test_everything_wrong_is_listed_at_once_and_nothing_written() -> None:
     for name in ("cost:", "lagged:", "fixed_len:", "capacity:", "padded_tokens:"):
         assert name in str(error.value)
     assert out.length.tolist() == [9, 9]
+
+
+def test_read_only_results_are_refused() -> None:
+    out = dx.prefix_schedule(A, mode="off")
+    out.status.flags.writeable = False
+    with pytest.raises(dx.ArgumentError, match=r"out\.status: got a read-only array"):
+        dx.prefix_schedule(A, mode="off", out=out)
 
 
 def test_a_slot_twice_is_an_error() -> None:

@@ -59,7 +59,9 @@ def test_equals_the_reference(rng: np.random.Generator) -> None:
         ({"ms": [1.0, 2.0]}, "ms: got shape [2], expected [4]"),
         ({"ms": [1, 2, 0, 3]}, "ms: got [1.0, 2.0, 0.0, 3.0], expected finite values > 0"),
         ({"ms": [1, 2, np.nan, 3]}, "ms: got"),
+        ({"tokens": [1, 4, 8, 10**9]}, "tokens: got 1000000000, expected at most"),
         ({"plateaus": [8, 4]}, "plateaus: got (8, 4), expected rising"),
+        ({"plateaus": [4.5]}, "plateaus: got (4,), expected rising integers"),
         ({"plateaus": [8, 32]}, "plateaus: got (8, 32), expected none above the last point, 16"),
         ({"draft_ms": -1.0}, "draft_ms: got -1.0"),
         ({"ms_per_kv_token": np.inf}, "ms_per_kv_token: got inf"),
@@ -70,6 +72,13 @@ def test_wrong_points(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(dx.ArgumentError) as error:
         table(**changes)
     assert text in str(error.value)
+
+
+def test_another_draft_time() -> None:
+    t = table().with_draft_ms(2.5)
+    assert t.draft_ms == 2.5
+    assert t.array.tolist() == table().array.tolist()
+    assert (t.plateaus, t.fingerprint, t.repaired) == ((4, 8), FINGERPRINT, 1)
 
 
 def test_file_round_trip(tmp_path: Path) -> None:
@@ -187,8 +196,9 @@ def test_reset_forgets_only_its_slots() -> None:
         (lambda: dx.LaggedSurvival().push(np.zeros((2, 3)), [1, 1]), "distinct"),
         (lambda: dx.LaggedSurvival().push(np.zeros((2, 3)), [1]), "got 1 slots, expected 2"),
         (lambda: dx.LaggedSurvival().push(np.zeros((2, 3)), [0.5, 1]), "request_slots"),
+        (lambda: dx.LaggedSurvival().push(np.zeros((1, 3)), [10**9]), "expected less than"),
     ],
-    ids=["rounds", "prior", "shape", "twice", "count", "float"],
+    ids=["rounds", "prior", "shape", "twice", "count", "float", "large"],
 )
 def test_wrong_history_calls(call: Any, text: str) -> None:
     with pytest.raises(dx.ArgumentError, match=text):
