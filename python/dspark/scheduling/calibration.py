@@ -161,7 +161,8 @@ def survival_labels(accepted: ArrayLike) -> tuple[F64, Bools]:
         raise ArgumentError(
             f"accepted: got {flags.dtype} {list(flags.shape)}, expected [N, gamma] of 1, 0, -1, -2"
         )
-    return np.cumprod((flags == 1).astype(np.float64), axis=1), flags != -2
+    label: F64 = np.multiply.accumulate((flags == 1).astype(np.float64), axis=1)
+    return label, flags != -2
 
 
 def _conditional(logit: F64, temperature: float) -> F64:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dspark calibrate``: fit, apply and check the temperatures of the confidence head.
+
+dspark calibrate fit --rounds ROUNDS.npz --output sts.json
+dspark calibrate apply --rounds ROUNDS.npz --calibration sts.json --output survivals.npz
+dspark calibrate check --rounds HELDOUT.npz --calibration sts.json --max-ece 0.02
+
+ROUNDS.npz holds ``logit [N, gamma]`` (raw confidence logits) and ``accepted [N, gamma]`` (flags of
+the rejection sampler: 1, 0, -1, -2) of rounds that ran with the scheduler off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark.scheduling.calibration import (
+    Calibration,
+    Reliability,
+    evaluate,
+    fit,
+    summary,
+    survivals,
+)
+from dspark_ext import ArgumentError
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands of ``dspark calibrate`` to a parser.
+
+    Examples
+    --------
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> parser.parse_args(["check", "--rounds", "r.npz", "--max-ece", "0.02"]).max_ece
+    0.02
+    """
+    commands = parser.add_subparsers(dest="calibrate_command", required=True, metavar="COMMAND")
+    p = commands.add_parser("fit", help="fit one temperature per position")
+    p.add_argument("--output", type=Path, required=True, help="file of the temperatures")
+    p.add_argument("--drafter", help="name of the drafter, for the fingerprint")
+    p.add_argument("--target", help="name of the target, for the fingerprint")
+    p.add_argument("--min-rounds", type=int, default=200, help="fewer leave a position at 1")
+    _add_common(p)
+    p = commands.add_parser("apply", help="write calibrated survivals")
+    p.add_argument("--calibration", type=Path, required=True)
+    p.add_argument("--output", type=Path, required=True, help=".npz with survival [N, gamma]")
+    _add_common(p)
+    p = commands.add_parser("check", help="fail when a position is calibrated worse than allowed")
+    p.add_argument("--calibration", type=Path, help="without it the raw head is checked")
+    p.add_argument("--max-ece", type=float, required=True, help="largest ECE allowed, 0..1")
+    p.add_argument("--min-rounds", type=int, default=200, help="fewer are not judged")
+    _add_common(p)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=Path, required=True, help=".npz with logit and accepted")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run a parsed sub-command; returns the exit code.
+
+    0 = done and passed, 1 = the check failed or a file cannot be read, 2 = illegal arguments.
+    """
+    command = {"fit": _fit, "apply": _apply, "check": _check}[args.calibrate_command]
+    try:
+        result, code = command(args)
+    except OSError as error:
+        print(f"dspark calibrate: {error}", file=sys.stderr)
+        return FAILED
+    except ValueError as error:
+        print(f"dspark calibrate: {error}", file=sys.stderr)
+        return USAGE
+    print(json.dumps(result, indent=1) if args.json else _text(result))
+    return code
+
+
+def _read_rounds(path: Path) -> tuple[Any, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file["logit"], file["accepted"]
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ArgumentError(
+            f"{path}: expected an .npz with logit and accepted [N, gamma] ({error})"
+        ) from error
+
+
+def _rows(positions: tuple[Reliability, ...]) -> list[dict[str, Any]]:
+    return [
+        {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(r).items()}
+        for r in (*positions, summary(positions))
+    ]
+
+
+def _fit(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    logit, accepted = _read_rounds(args.rounds)
+    names = {"drafter": args.drafter, "target": args.target}
+    found = fit(
+        logit,
+        accepted,
+        min_rounds=args.min_rounds,
+        fingerprint={k: v for k, v in names.items() if v is not None},
+    )
+    found.save(args.output)
+    return {
+        "temperature": list(found.temperature),
+        "fitted": list(found.fitted),
+        "before": _rows(found.before),
+        "after": _rows(found.after),
+        "output": str(args.output),
+    }, OK
+
+
+def _apply(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    logit, _ = _read_rounds(args.rounds)
+    survival = _calibrated(args.calibration, logit).astype(np.float32)
+    np.savez(args.output, survival=survival)
+    return {"rounds": len(survival), "output": str(args.output)}, OK
+
+
+def _calibrated(path: Path | None, logit: Any) -> Any:
+    if path is None:
+        return survivals(logit)
+    found = Calibration.load(path)
+    if len(found.temperature) != logit.shape[1]:
+        raise ArgumentError(
+            f"{path}: got {len(found.temperature)} temperatures, expected {logit.shape[1]} as the "
+            "rounds have positions"
+        )
+    return found.apply(logit)
+
+
+def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    if not 0 <= args.max_ece <= 1:
+        raise ArgumentError(f"--max-ece: got {args.max_ece}, expected 0..1")
+    logit, accepted = _read_rounds(args.rounds)
+    positions = evaluate(_calibrated(args.calibration, logit), accepted)
+    judged = [r for r in positions if r.count >= args.min_rounds]
+    worst = max((r.ece for r in judged), default=None)
+    passed = worst is not None and worst <= args.max_ece
+    return {
+        "passed": passed,
+        "worst_ece": worst,
+        "max_ece": args.max_ece,
+        "judged": len(judged),
+        "after": _rows(positions),
+    }, OK if passed else FAILED
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = []
+    for name in ("before", "after"):
+        if name in result:
+            lines += [f"{name:<8} {'count':>8} {'ECE':>8} {'AUC':>8} {'Brier':>8} {'mean a':>8}"]
+            rows = result[name]
+            for k, row in enumerate(rows, start=1):
+                label = "all" if k == len(rows) else str(k)
+                values = (row[x] for x in ("ece", "auc", "brier", "prediction_mean"))
+                text = " ".join(f"{'-':>8}" if v is None else f"{v:>8.4f}" for v in values)
+                lines += [f"{label:<8} {row['count']:>8} {text}"]
+    rest = {k: v for k, v in result.items() if k not in ("before", "after")}
+    return "\n".join(lines + [f"{k}: {v}" for k, v in rest.items()])
