@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dspark_ext as dx
-from dspark_ext import cli, selftest
+from dspark_ext import bench, cli, selftest
 from dspark_ext.selftest.tally import Tally
 
 
@@ -98,3 +99,15 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["frobnicate"])
     assert error.value.code == 2
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_bench_times_a_family_and_runs_scripts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert bench.main(json_output=True, families=["confidence"], scripts=[]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["families"][0]["median_us"] > 0
+    for code in (0, 3):
+        script = tmp_path / "bench_confidence.py"
+        script.write_text(f"raise SystemExit({code})\n")
+        assert bench.main(families=["confidence"], scripts=[script]) == int(code != 0)
