@@ -79,8 +79,10 @@ class Law:
         T > 0.
     support : ndarray, bool [V]
         Ids with positive mass; no id whose logit is -inf.
-    lse : float
-        log sum over the support of exp(z / T); -inf when the support is empty.
+    log_mass : float
+        log sum over the support of exp((z - peak) / T), ``peak`` being the largest logit; -inf when
+        the support is empty. Kept apart from the peak, so that logits near the largest finite value
+        (a clamped +inf) keep their shares: log 2 would vanish beside 3e38.
     margin : float
         How close a truncation came to another support (see :func:`make_law`).
     """
@@ -88,7 +90,7 @@ class Law:
     z: F64
     temperature: float
     support: NDArray[np.bool_]
-    lse: float
+    log_mass: float
     margin: float = np.inf
 
     @property
@@ -96,11 +98,17 @@ class Law:
         """Whether no id has mass."""
         return not bool(self.support.any())
 
+    @property
+    def lse(self) -> float:
+        """Log sum over the support of exp(z / T); -inf when the support is empty."""
+        return -np.inf if self.empty else float(self.z.max() / self.temperature + self.log_mass)
+
     def log_prob(self) -> F64:
         """Log-probability of every id, float64 [V]; -inf outside the support."""
         if self.empty:
             return np.full(len(self.z), -np.inf)
-        return np.where(self.support, self.z / self.temperature - self.lse, -np.inf)
+        relative = (self.z - self.z.max()) / self.temperature
+        return np.where(self.support, relative - self.log_mass, -np.inf)
 
 
 def make_law(
@@ -149,8 +157,7 @@ def make_law(
         order = order[before < top_p]
     support = np.zeros(len(z), dtype=bool)
     support[order] = True
-    lse = float(z.max() / temperature + np.log(relative[support].sum()))
-    return Law(z, temperature, support, lse, margin)
+    return Law(z, temperature, support, float(np.log(relative[support].sum())), margin)
 
 
 def argmax(z: F64) -> Draw:

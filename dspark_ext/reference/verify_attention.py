@@ -135,12 +135,13 @@ def verify_attention(
             if 0 <= begin <= end <= tokens:
                 out[begin:end], lse[begin:end] = np.nan, np.nan
             continue
+        trouble = 0
         for i in range(end - begin):
             position = length - (end - begin) + i
             seen = range(*visible_keys(position, length, causal, window))
             where = [locate(table, r, p, keys.shape[1], keys.shape[0]) for p in seen]
             for bit, _, _ in where:
-                bits[r] |= bit
+                trouble |= bit
             found = [(page, row) for bit, page, row in where if not bit]
             pages, rows = np.array(found, dtype=np.int64).reshape(-1, 2).T
             k_seen = keys[pages, rows].astype(np.float64)  # [keys, Hkv, D]
@@ -153,7 +154,8 @@ def verify_attention(
                     factor,
                     soft_cap,
                 )
-        if bits[r]:
+        bits[r] |= trouble
+        if trouble:
             out[begin:end], lse[begin:end] = np.nan, np.nan
     result = (out if dtype is None else round_to(out, dtype)).astype(queries.dtype)
     return (result, lse.astype(np.float32)) if return_lse else result

@@ -416,6 +416,27 @@ def test_infinity_is_the_largest_finite_value_and_ties_go_low() -> None:
     assert np.isfinite(out.logprob[0, 0])
 
 
+def test_two_infinities_share_the_mass() -> None:
+    rows = np.array([[np.inf, 0.0, np.inf]] * 2)
+
+    def run(draws: Any) -> int:
+        out = rejection_sample(
+            rows,
+            [[0]],
+            draft_len=[1],
+            cu_seqlens=[0, 2],
+            seed=[0],
+            position=[0],
+            temperature=1.0,
+            top_p=0.9,
+            draws=[draws],
+        )
+        assert out.logprob[0, 0] == pytest.approx(np.log(0.5))
+        return int(out.tokens[0, 0])
+
+    assert exact_law(run) == pytest.approx({0: 0.5, 2: 0.5}, abs=1e-12)
+
+
 def test_flags_behind_a_rejection() -> None:
     rows = np.eye(5)
     got = verify(rows, [0, 3, 2, 3], t=0.0, lens=3)
