@@ -297,30 +297,77 @@ DSPARK_LOOP void noise_words(const DrawStream& noise, int32_t s, uint32_t* words
   }
 }
 
+struct KeyRow {
+  const float* max;
+  const float* sum;
+  double temperature;
+  bool equal_noise;
+};
+
+DSPARK_LOOP uint64_t chunk_best(const KeyRow& row, const uint32_t* words, int32_t s, int32_t n) {
+  double key[kChunk];
+#pragma omp simd
+  for (int32_t i = 0; i < n; ++i) {
+    const float sum = row.sum[s + i];
+    const double mass = sum > 0.0f ? static_cast<double>(sum) : 1.0;
+    const double g = row.equal_noise ? 0.0 : gumbel(words[i]);
+    key[i] = static_cast<double>(row.max[s + i]) / row.temperature + log_f64(mass) + g;
+  }
+  uint64_t best = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    const uint64_t packed =
+        row.sum[s + i] > 0.0f ? pack_key(key[i], static_cast<uint32_t>(s + i)) : 0;
+    best = packed > best ? packed : best;
+  }
+  return best;
+}
+
+// Best key of segments [s, s + n) if it may beat `best`. A weight sum is at most 128 (its log is
+// below 4.86) and noise falls with its word, so most chunks are settled by their largest logit and
+// smallest word, without a logarithm per segment.
+DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32_t s, int32_t n,
+                               uint64_t best) {
+  float top = kNegInf;
+#pragma omp simd reduction(max : top)
+  for (int32_t i = 0; i < n; ++i) top = row.max[s + i] > top ? row.max[s + i] : top;
+  if (top == kNegInf) return best;
+  uint32_t words[kChunk];
+  if (n <= 4) {
+    const Philox4 r = draw(noise, static_cast<uint32_t>(s) >> 2);
+    for (int i = 0; i < 4; ++i) words[i] = r.w[i];
+  } else {
+    noise_words(noise, s, words);
+  }
+  uint32_t smallest = 0xffffffffu;
+#pragma omp simd reduction(min : smallest)
+  for (int32_t i = 0; i < n; ++i) smallest = words[i] < smallest ? words[i] : smallest;
+  if (best != 0) {
+    const double g = row.equal_noise ? 0.0 : gumbel(smallest);
+    const double bound = static_cast<double>(top) / row.temperature + 4.86 + g;
+    if (pack_key(bound, static_cast<uint32_t>(s)) <= best) return best;
+  }
+  const uint64_t found = chunk_best(row, words, s, n);
+  return found > best ? found : best;
+}
+
+// The chunk of the largest logit first: it usually wins, and then screens the others.
 uint64_t best_key(const float* max, const float* sum, double temperature, const DrawStream& noise,
                   bool equal_noise, int32_t begin, int32_t end) {
-  uint64_t best = 0;
+  const KeyRow row{max, sum, temperature, equal_noise};
+  float top = kNegInf;
+  int32_t first = begin;
   for (int32_t s = begin; s < end; s += kChunk) {
     const int32_t n = end - s < kChunk ? end - s : kChunk;
-    uint32_t words[kChunk];
-    if (n <= 4) {
-      const Philox4 r = draw(noise, static_cast<uint32_t>(s) >> 2);
-      for (int i = 0; i < 4; ++i) words[i] = r.w[i];
-    } else {
-      noise_words(noise, s, words);
-    }
-    double key[kChunk];
-#pragma omp simd
-    for (int32_t i = 0; i < n; ++i) {
-      const double mass = sum[s + i] > 0.0f ? static_cast<double>(sum[s + i]) : 1.0;
-      const double g = equal_noise ? 0.0 : gumbel(words[i]);
-      key[i] = static_cast<double>(max[s + i]) / temperature + log_f64(mass) + g;
-    }
-    for (int32_t i = 0; i < n; ++i) {
-      const uint64_t packed =
-          sum[s + i] > 0.0f ? pack_key(key[i], static_cast<uint32_t>(s + i)) : 0;
-      best = packed > best ? packed : best;
-    }
+    float m = kNegInf;
+#pragma omp simd reduction(max : m)
+    for (int32_t i = 0; i < n; ++i) m = max[s + i] > m ? max[s + i] : m;
+    first = m > top ? s : first;
+    top = m > top ? m : top;
+  }
+  uint64_t best = chunk_key(row, noise, first, end - first < kChunk ? end - first : kChunk, 0);
+  for (int32_t s = begin; s < end; s += kChunk) {
+    const int32_t n = end - s < kChunk ? end - s : kChunk;
+    if (s != first) best = chunk_key(row, noise, s, n, best);
   }
   return best;
 }
