@@ -38,6 +38,7 @@ __all__ = [
     "reliability",
     "summary",
     "survival_labels",
+    "survivals",
 ]
 
 F64 = NDArray[np.float64]
@@ -161,8 +162,7 @@ def survival_labels(accepted: ArrayLike) -> tuple[F64, Bools]:
         raise ArgumentError(
             f"accepted: got {flags.dtype} {list(flags.shape)}, expected [N, gamma] of 1, 0, -1, -2"
         )
-    label: F64 = np.multiply.accumulate((flags == 1).astype(np.float64), axis=1)
-    return label, flags != -2
+    return np.cumprod(flags == 1, axis=1).astype(np.float64), flags != -2
 
 
 def _conditional(logit: F64, temperature: float) -> F64:
@@ -175,9 +175,12 @@ def survivals(logit: ArrayLike, temperature: ArrayLike | None = None) -> F64:
     """Cumulative products of ``sigmoid(logit_k / tau_k)``, float64; a NaN counts as 0."""
     z = np.asarray(logit, dtype=np.float64)
     tau = np.ones(z.shape[1]) if temperature is None else np.asarray(temperature, dtype=np.float64)
-    return np.cumprod(
-        np.stack([_conditional(z[:, k], float(tau[k])) for k in range(z.shape[1])], axis=1), axis=1
-    )
+    out = np.ones(z.shape)
+    running = np.ones(len(z))
+    for k in range(z.shape[1]):
+        running = running * _conditional(z[:, k], float(tau[k]))
+        out[:, k] = running
+    return out
 
 
 def evaluate(
