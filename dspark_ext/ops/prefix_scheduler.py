@@ -184,9 +184,10 @@ def _read_arguments(check: Checker, given: dict[str, Any]) -> _Arguments:
     for name, dtype in _PER_REQUEST.items():
         views[name] = check.per_request(name, given[name], requests, dtype)
     for name, v in views.items():
-        setattr(p, name, _backend.ptr(v))
-        if name in ("survival", "conditional", "draft_tokens") and v is not None:
-            setattr(p, name + "_stride", v.strides[0])
+        if v is not None:
+            setattr(p, name, v.ptr)
+            if len(v.shape) == 2:
+                setattr(p, name + "_stride", v.strides[0])
     tokens = [given[name] is not None for name in ("anchor", "draft_tokens", "position")]
     what = "anchor, draft_tokens, position"
     check.require(len(set(tokens)) == 1, what, f"{sum(tokens)} of the three", "all or none")
@@ -311,9 +312,9 @@ def _read_cost(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         check.require(shaped, "cost", f"shape {list(values.shape)}", "[B_max + 1], B_max >= 0")
         if not shaped:
             return
-        bad = np.flatnonzero(~(np.isfinite(values[1:]) & (values[1:] > 0))) + 1
-        if bad.size:
-            check.fail("cost", f"{values[bad[0]]} at B = {bad[0]}", "milliseconds > 0")
+        if len(values) > 1 and not (values[1:].min() > 0 and values[1:].max() < np.inf):
+            bad = 1 + int(np.argmin(np.isfinite(values[1:]) & (values[1:] > 0)))
+            check.fail("cost", f"{values[bad]} at B = {bad}", "milliseconds > 0")
     a.keep.append(values)
     p.cost_ms, p.cost_size = values.ctypes.data, len(values)
     a.reference.update(cost=values, draft_ms=p.draft_ms, ms_per_kv_token=p.ms_per_kv_token)
