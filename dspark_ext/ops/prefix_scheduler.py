@@ -155,13 +155,14 @@ def prefix_schedule(
 
 @dataclass
 class _Arguments:
-    """Checked arguments: the C params, and the same as host arrays for the reference."""
+    """Checked arguments: the C params, and what the reference gets instead of pointers."""
 
     params: Any
     requests: int
     gamma: int
     with_tokens: bool
-    keep: list[Any]  # whatever the params point into
+    views: dict[str, View | None]
+    keep: list[Any]  # what the params point into beside the views
     reference: dict[str, Any]
 
 
@@ -191,8 +192,7 @@ def _read_arguments(check: Checker, given: dict[str, Any]) -> _Arguments:
     tokens = [given[name] is not None for name in ("anchor", "draft_tokens", "position")]
     what = "anchor, draft_tokens, position"
     check.require(len(set(tokens)) == 1, what, f"{sum(tokens)} of the three", "all or none")
-    reference = {n: None if v is None else to_numpy(v.array) for n, v in views.items()}
-    a = _Arguments(p, requests, gamma, all(tokens), [views], reference)
+    a = _Arguments(p, requests, gamma, all(tokens), views, [], {})
     _read_policy(check, given, a)
     _read_cost(check, given, a)
     return a
@@ -362,7 +362,8 @@ def _fill(params: Any, outputs: dict[str, View | None]) -> None:
 
 
 def _run_reference(a: _Arguments, outputs: dict[str, View | None]) -> None:
-    answer = _backend.reference("prefix_scheduler", "prefix_schedule")(**a.reference)
+    arrays = {n: None if v is None else to_numpy(v.array) for n, v in a.views.items()}
+    answer = _backend.reference("prefix_scheduler", "prefix_schedule")(**arrays, **a.reference)
     for name, target in outputs.items():
         values = _work(answer) if name == "work" else getattr(answer, name)
         if target is None or values is None:
