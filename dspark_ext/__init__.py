@@ -10,7 +10,9 @@ from __future__ import annotations
 from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
+from dspark_ext.decode_round import Round, decode_round, prefill
 from dspark_ext.info import info
+from dspark_ext.interfaces import DraftHead
 from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.markov_loop import markov_loop
 from dspark_ext.ops.paged_kv import paged_kv_append, paged_kv_commit
@@ -18,28 +20,41 @@ from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.ops.rope import Rope
 from dspark_ext.ops.verify_attention import verify_attention
+from dspark_ext.pages import CapacityError
 from dspark_ext.results import Confidence, Draft, Plan, Verification
+from dspark_ext.sampling import SamplingParams, mix_seed
+from dspark_ext.scheduler import Scheduler
 from dspark_ext.scheduling import CostTable, FingerprintError, LaggedSurvival
+from dspark_ext.state import RoundState
 from dspark_ext.status import Status
 
 __all__ = [
     "ArgumentError",
+    "CapacityError",
     "Confidence",
     "CostTable",
     "Draft",
+    "DraftHead",
     "FingerprintError",
     "LaggedSurvival",
     "Plan",
     "Rope",
+    "Round",
+    "RoundState",
+    "SamplingParams",
+    "Scheduler",
     "Status",
     "StatusError",
     "Verification",
     "__version__",
     "confidence",
+    "decode_round",
     "info",
     "markov_loop",
+    "mix_seed",
     "paged_kv_append",
     "paged_kv_commit",
+    "prefill",
     "prefix_schedule",
     "rejection_sample",
     "verify_attention",

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a round chooses its draft lengths, and whether it drafts at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark_ext._arrays import Checker, to_numpy
+from dspark_ext.ops.prefix_scheduler import prefix_schedule
+from dspark_ext.scheduling import CostTable, LaggedSurvival
+
+if TYPE_CHECKING:
+    from dspark_ext.results import Confidence, Draft, Plan
+    from dspark_ext.state import RoundState
+
+__all__ = ["History", "Scheduler"]
+
+MODES = ("off", "fixed", "threshold", "causal", "two_phase")
+LAG = 2  # rounds before a survival may decide whether, or how much, a later round drafts
+
+
+class History:
+    """Survivals of past rounds, per slot; nothing younger than two rounds can be read.
+
+    Parameters
+    ----------
+    max_requests, gamma : int
+        Sizes of the state.
+    prior : float
+        Conditional acceptance assumed for a slot without history: a_j = prior ** j.
+    smoothing : float
+        Weight of a round in the running mean.
+
+    Examples
+    --------
+    >>> history = History(1, 2, prior=0.5)
+    >>> for a in (0.9, 0.8, 0.7):
+    ...     history.push(np.float32([[a, a]]), [0])
+    >>> history.expected()[0].round(3).tolist()    # only the 0.9 is two rounds old
+    [0.9, 0.9]
+    """
+
+    def __init__(
+        self, max_requests: int, gamma: int, prior: float = 0.6, smoothing: float = 0.2
+    ) -> None:
+        self.lagged = LaggedSurvival(rounds=LAG, prior=prior)
+        self._prior = np.float64(prior) ** np.arange(1, gamma + 1)
+        self._smoothing = smoothing
+        self._mean: NDArray[np.float64] = np.zeros((max_requests, gamma))
+        self._known: NDArray[np.bool_] = np.zeros(max_requests, dtype=bool)
+        self._recent: list[tuple[NDArray[np.float64], set[int]]] = []
+
+    def push(self, survival: NDArray[np.float32], slots: Sequence[int]) -> None:
+        """Record the survivals [R, gamma] of a committed round for the slots that took part."""
+        if len(self._recent) == LAG:
+            self._absorb(*self._recent.pop(0))
+        self._recent.append((survival.astype(np.float64), set(slots)))
+        index = np.asarray(slots, dtype=np.int32)
+        self.lagged.push(np.ascontiguousarray(survival[index]), index)
+
+    def _absorb(self, survival: NDArray[np.float64], slots: set[int]) -> None:
+        for r in slots:
+            weight = self._smoothing if self._known[r] else 1.0
+            self._mean[r] += weight * (survival[r] - self._mean[r])
+            self._known[r] = True
+
+    def reset(self, slot: int) -> None:
+        """Forget a slot: it holds another request from now on."""
+        self._known[slot] = False
+        self._mean[slot] = 0.0
+        for _, slots in self._recent:
+            slots.discard(slot)
+        self.lagged.reset([slot])
+
+    def expected(self) -> NDArray[np.float64]:
+        """Mean survivals [R, gamma] of the rounds at least two old; the prior without any."""
+        return np.where(self._known[:, None], self._mean, self._prior)
+
+
+class Scheduler:
+    """Policy of :func:`dspark_ext.decode_round`.
+
+    Parameters
+    ----------
+    mode : {"off", "fixed", "threshold", "causal", "two_phase"}
+        ``off`` verifies all drafts, ``fixed`` the first ``fixed_len``, ``threshold`` stops at the
+        first confidence below ``threshold``, ``causal`` is Algorithm 1 of the paper on live
+        survivals, ``two_phase`` takes the budget from survivals two rounds old (section 5.2).
+    cost : CostTable or mapping of int to CostTable, optional
+        Measured cost of a target step; needed by ``causal`` and ``two_phase``. A mapping holds
+        tables by number of active requests (the drafter's cost depends on it); the smallest key
+        that is not below the number serves, or else the largest key.
+    temperature : sequence of float, optional
+        Sequential temperature scaling of the confidences, one per position.
+    fixed_len, threshold : int, float, optional
+        Of the modes of these names.
+    capacity : int, optional
+        Upper bound on the rows of a target forward, anchors included.
+    skip : bool
+        With a cost table: leave the drafter out of rounds that are expected to lose against plain
+        decoding, including the drafter's own time.
+    probe_every : int
+        Draft anyway after this many skipped rounds, so that the estimate can recover.
+
+    Raises
+    ------
+    ArgumentError
+        Listing every illegal or missing argument.
+
+    Notes
+    -----
+    The decision to skip reads the cost table and survivals that are at least two rounds old, never
+    live ones: whether a token is verified must not depend on what that token is. Lengths are also
+    clipped by the request's ``max_draft`` and by the tokens it may still emit, both known before
+    drafting.
+
+    Examples
+    --------
+    >>> Scheduler("fixed", fixed_len=3).mode
+    'fixed'
+    >>> Scheduler("causal")
+    Traceback (most recent call last):
+        ...
+    dspark_ext._arrays.ArgumentError: Scheduler: 1 problem
+      cost: got None, expected a CostTable for mode 'causal'
+    """
+
+    def __init__(
+        self,
+        mode: str = "off",
+        *,
+        cost: CostTable | Mapping[int, CostTable] | None = None,
+        temperature: Sequence[float] | Any = None,
+        fixed_len: int | None = None,
+        threshold: float | None = None,
+        capacity: int | None = None,
+        skip: bool = True,
+        probe_every: int = 16,
+    ) -> None:
+        check = Checker("Scheduler")
+        check.require(mode in MODES, "mode", repr(mode), " or ".join(map(repr, MODES)))
+        if mode in ("causal", "two_phase"):
+            check.require(bool(cost), "cost", repr(cost), f"a CostTable for mode {mode!r}")
+        if mode == "fixed":
+            ok = fixed_len is not None and 0 <= fixed_len <= 16
+            check.require(ok, "fixed_len", repr(fixed_len), "0..16 for mode 'fixed'")
+        if mode == "threshold":
+            ok = threshold is not None and 0 <= threshold <= 1
+            check.require(ok, "threshold", repr(threshold), "0..1 for mode 'threshold'")
+        if capacity is not None:
+            check.require(capacity >= 1, "capacity", str(capacity), "at least 1, or None")
+        check.require(probe_every >= 1, "probe_every", str(probe_every), "at least 1")
+        check.done()
+        self.mode, self.fixed_len, self.threshold = mode, fixed_len, threshold
+        self.capacity, self.skip, self.probe_every = capacity, skip, probe_every
+        self.temperature = (
+            None if temperature is None else np.asarray(to_numpy(temperature), dtype=np.float32)
+        )
+        self._cost = cost
+        self._skipped = 0
+
+    @property
+    def needs_confidence(self) -> bool:
+        """Whether the mode reads the confidence head."""
+        return self.mode in ("threshold", "causal", "two_phase")
+
+    def cost(self, requests: int) -> CostTable | None:
+        """Return the cost table for this many active requests."""
+        if not isinstance(self._cost, Mapping):
+            return self._cost
+        fitting = [n for n in self._cost if n >= requests]
+        return self._cost[min(fitting) if fitting else max(self._cost)]
+
+    def max_len(self, state: RoundState) -> NDArray[np.int32]:
+        """Cap on the drafts of each slot [R]: one emitted token is the target's own."""
+        most = np.minimum(state.host.max_draft, state.host.left - 1)
+        return np.maximum(most, 0).astype(np.int32)
+
+    def wants_draft(self, state: RoundState) -> bool:
+        """Decide whether the next round drafts; counts the skipped rounds."""
+        most = int(self.max_len(state)[state.host.active != 0].max(initial=0))
+        if most == 0 or (self.mode == "fixed" and self.fixed_len == 0):
+            return False
+        pays = self._pays(state)
+        if pays is None:
+            return False
+        if pays or self._skipped >= self.probe_every:
+            self._skipped = 0
+            return True
+        self._skipped += 1
+        return False
+
+    def _pays(self, state: RoundState) -> bool | None:
+        """True: drafting is expected to win; None: it cannot, whatever is accepted."""
+        active = state.host.active != 0
+        requests = int(active.sum())
+        cost = self.cost(requests)
+        if not self.skip or not self.needs_confidence or cost is None:
+            return True
+        room = cost.max_tokens - requests
+        if room <= 0:
+            return None  # nothing is known, hence nothing admitted, beyond the table
+        kv = float(state.host.kv_len[active].sum()) * cost.ms_per_kv_token
+        plain = requests / (cost.array[requests] + kv)
+        allowed = np.arange(1, state.gamma + 1) <= self.max_len(state)[active][:, None]
+        survival = state.history.expected()[active]
+        gains = np.sort(survival[allowed])[::-1]
+        if self.capacity is not None:
+            gains = gains[: max(0, self.capacity - requests)]
+        gains = gains[:room]
+        rows = requests + np.arange(1, len(gains) + 1)
+        ms = cost.array[rows] + kv + cost.draft_ms
+        if not len(gains) or np.max(rows / ms) <= plain:
+            return None
+        return bool(np.max((requests + np.cumsum(gains)) / ms) > plain)
+
+    def plan(
+        self, state: RoundState, draft: Draft | None, confidence: Confidence | None,
+        backend: str | None = None,
+    ) -> Plan:  # fmt: skip
+        """Choose the lengths and lay out the target's batch; without a draft, all lengths are 0."""
+        host = state.host
+        common: dict[str, Any] = {
+            "active": host.active,
+            "anchor": state.anchor,
+            "position": state.position,
+            "padded_tokens": state.max_requests * (1 + state.gamma),
+            "backend": backend,
+        }
+        if draft is None:
+            return prefix_schedule(
+                state.no_survival, mode="fixed", fixed_len=0, draft_tokens=state.no_drafts, **common
+            )
+        requests = int(np.count_nonzero(host.active))
+        capacity = None if self.capacity is None else max(self.capacity, requests)
+        max_len = self.max_len(state)
+        survival = state.no_survival if confidence is None else confidence.survival
+        if self.mode in ("causal", "two_phase"):
+            common |= {"cost": self.cost(requests), "kv_len": host.kv_len, "weight": host.weight}
+        if self.mode == "two_phase":
+            slots = np.arange(state.max_requests, dtype=np.int32)
+            common |= {"lagged": state.history.lagged, "request_slots": slots}
+        if self.mode == "threshold":
+            assert confidence is not None
+            common |= {"conditional": confidence.conditional, "threshold": self.threshold}
+        if self.mode == "fixed":
+            common |= {"fixed_len": min(int(self.fixed_len or 0), state.gamma)}
+        return prefix_schedule(
+            survival,
+            mode=self.mode,
+            draft_tokens=draft.tokens,
+            min_len=np.minimum(host.min_draft, max_len),
+            max_len=max_len,
+            capacity=capacity,
+            **common,
+        )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``dspark`` command: one sub-command per job, each in its own module."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dspark_ext import __version__
+
+#: sub-command -> module with ``add_arguments(parser)`` and ``main(args) -> int``, and its help.
+COMMANDS = {
+    "generate": ("dspark.engine.generate_cli", "stream answers, accepted drafts marked; --demo"),
+    "bench": ("dspark.engine.bench_cli", "plain decoding against speculation, on this machine"),
+    "eval": ("dspark.evaluation.cli", "accepted length on prompt files; the lossless check"),
+    "profile": ("dspark.scheduling.cli", "measure the cost table of a target"),
+    "calibrate": ("dspark.scheduling.calibrate_cli", "fit, apply and check confidences"),
+    "train": ("dspark.training.cli", "make data, train a drafter, export it"),
+}
+LATER = {"simulate": "simulation of a serving load without a model"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 done, 1 failed, 2 illegal arguments).
+
+    Examples
+    --------
+    >>> main(["simulate"])
+    2
+    """
+    # Spinning threads of OpenMP make two processes on two cores ten times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    args = sys.argv[1:] if argv is None else list(argv)
+    if args and args[0] in LATER:
+        print(f"dspark {args[0]}: {LATER[args[0]]} is not in this release", file=sys.stderr)
+        return 2
+    parser = argparse.ArgumentParser(prog="dspark", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"dspark {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    # Only the module of the command that is asked for is imported: the help stays quick.
+    for name, (module, text) in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        if args and args[0] == name:
+            importlib.import_module(module).add_arguments(sub)
+    for name, text in LATER.items():
+        commands.add_parser(name, help=f"not in this release: {text}")
+    parsed = parser.parse_args(args)
+    if getattr(parsed, "threads", None) is not None:
+        import torch
+
+        torch.set_num_threads(parsed.threads)
+    code: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
