@@ -79,9 +79,7 @@ class ToyTarget:
         table = np.asarray(cache.page_table)
         cache.pages[table[owner, page], row] = ids
         before = np.maximum(where - 1, 0)
-        previous = cache.pages[
-            table[owner, before // cache.page_size], before % cache.page_size
-        ]
+        previous = cache.pages[table[owner, before // cache.page_size], before % cache.page_size]
         if np.any(previous < 0):
             raise AssertionError("a context token was never written to the cache")
         logits = self.table[previous, ids]

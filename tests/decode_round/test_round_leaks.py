@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules that look where they must not bend the law; ours, given the same bait, do not.
 
-Appendix A of the paper: p = (.7, .3), q = (.5, .5), SPS(1, 2, 3) = 1, .5, .45, c_1 = .8, and c_2 = .9
+Appendix A of the paper: p = (.7, .3), q = (.5, .5), SPS(1, 2, 3) = 1, .5, .45, c_1 = .8, c_2 = .9
 after the draft A, 0 after B. A full search over live survivals verifies two drafts after A and none
 after B: the emitted law becomes (.85, .15).
 """
@@ -83,7 +83,7 @@ def first_tokens(scheduler: dx.Scheduler, batch: int, count: int, rule: str = "t
 def test_appendix_a(mode: str, batch: int) -> None:
     """S1. With a batch the table is stretched so that the same choice stays at the margin."""
     scheduler = dx.Scheduler(mode, cost=stretched(batch), skip=False)
-    assert first_tokens(scheduler, batch, 2000) > 1e-6
+    assert first_tokens(scheduler, batch, 700 if batch == 1 else 2000) > 1e-6
 
 
 def stretched(batch: int) -> dx.CostTable:
@@ -102,13 +102,13 @@ def stretched(batch: int) -> dx.CostTable:
 )
 def test_wrong_schedules_are_caught(wrong: dx.Scheduler) -> None:
     """The same statistic sees (.85, .15)."""
-    assert first_tokens(wrong, 1, 2000) < 1e-6
+    assert first_tokens(wrong, 1, 700) < 1e-6
 
 
 def test_match_is_deaf_to_any_schedule() -> None:
     """With rule match the output equals plain decoding even under the wrong scheduler."""
     wrong = Retrospective("two_phase", cost=APPENDIX, skip=False)
-    assert first_tokens(wrong, 1, 2000, rule="match") > 1e-6
+    assert first_tokens(wrong, 1, 700, rule="match") > 1e-6
 
 
 def test_old_budgets_do_not_leak_redrafted_tokens() -> None:
@@ -117,7 +117,7 @@ def test_old_budgets_do_not_leak_redrafted_tokens() -> None:
     A budget that is two rounds old was computed from a draft of a position that may be drafted
     again. Draws keyed by the position alone would repeat that draft: P(B) = .25 for .30.
     """
-    gamma, length, count = 4, 6, 6000
+    gamma, length, count = 4, 6, 4000
     target, drafter = baited(gamma)
     seen = np.zeros(2**length)
     for first in range(0, count, REQUESTS):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,12 @@ def _fingerprint(models: Models, requests: int, context: int) -> dict[str, Any]:
         models.dtype,
         requests=requests,
         context=context,
-        drafter=[drafter.num_hidden_layers, drafter.columns, drafter.markov_rank, models.drafter.gamma],
+        drafter=[
+            drafter.num_hidden_layers,
+            drafter.columns,
+            drafter.markov_rank,
+            models.drafter.gamma,
+        ],
     )
 
 
@@ -149,5 +153,3 @@ class _Batch:
         """What a round costs beside the target: the drafter, its head and the confidence."""
         draft = draft_block(self.models.drafter, self.state)
         dx.confidence(draft.confidence_logit)
-
-

@@ -82,9 +82,7 @@ def _generate(args: argparse.Namespace) -> int:
         scheduler=None if args.plain else scheduler_of(args, models),
         max_len=max(map(len, prompts)) + args.max_new_tokens,
     )
-    answers = [
-        stream(engine, models, ids, sampling_of(args, models), args) for ids in prompts
-    ]
+    answers = [stream(engine, models, ids, sampling_of(args, models), args) for ids in prompts]
     summary = engine.metrics.to_dict() | {"prefill_seconds": engine.prefill_seconds}
     if args.json:
         print(json.dumps({"model": models.name, "answers": answers, **summary}, indent=1))

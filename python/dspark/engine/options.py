@@ -90,4 +90,3 @@ def cost_folder() -> Path:
     from dspark.targets.smollm2 import cache_dir
 
     return cache_dir() / "cost"
-

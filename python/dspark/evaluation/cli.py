@@ -13,7 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dspark.engine.options import OK, USAGE, FAILED, add_common, add_models, add_sampling, scheduler_of
+from dspark.engine.options import (
+    FAILED,
+    OK,
+    USAGE,
+    add_common,
+    add_models,
+    add_sampling,
+    scheduler_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -120,8 +120,10 @@ class LosslessReport:
         """One line, and one for each difference."""
         same = self.prompts - len(self.differences)
         lines = [
-            f"{same} of {self.prompts} outputs identical ({self.tokens} tokens), "
-            f"{self.near_ties} near ties, {self.wrong} wrong"
+            (
+                f"{same} of {self.prompts} outputs identical ({self.tokens} tokens), "
+                f"{self.near_ties} near ties, {self.wrong} wrong"
+            )
         ]
         lines += [
             f"  prompt {d.prompt}, token {d.index}: {d.plain} became {d.speculative}, top-2 gap "

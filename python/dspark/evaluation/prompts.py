@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the first turn of every line.
+    r"""Return the first turn of every line.
 
     Raises
     ------
