@@ -21,7 +21,7 @@ def read_prompts(path: Path) -> list[str]:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "p.jsonl"
-    ...     _ = path.write_text('{"turns": ["Hello?", "And now?"]}\\n')
+    ...     _ = path.write_text('{"turns": ["Hello?", "And now?"]}\n')
     ...     read_prompts(path)
     ['Hello?']
     """
