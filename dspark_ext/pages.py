@@ -54,7 +54,7 @@ class PageTable:
     @property
     def row_capacity(self) -> int:
         """Most tokens a slot can hold."""
-        return self.table.shape[1] * self.page_size
+        return int(self.table.shape[1]) * self.page_size
 
     def fits(self, tokens: int) -> bool:
         """Whether a new slot of so many tokens could be served now."""

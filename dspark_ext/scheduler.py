@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,7 +251,7 @@ class Scheduler:
             common |= {"fixed_len": min(int(self.fixed_len or 0), state.gamma)}
         return prefix_schedule(
             survival,
-            mode=self.mode,
+            mode=cast(Any, self.mode),
             draft_tokens=draft.tokens,
             min_len=np.minimum(host.min_draft, max_len),
             max_len=max_len,

@@ -96,7 +96,8 @@ class ToyTarget:
         """
         z = self.table[context].astype(np.float64) / temperature
         p: NDArray[np.float64] = np.exp(z - z.max())
-        return p / p.sum()
+        p /= p.sum()
+        return p
 
     def joint(self, prompt: list[int], length: int, temperature: float = 1.0) -> Any:
         """Law of the first ``length`` tokens, shape (V,) * length.
