@@ -364,7 +364,7 @@ def _sample(
         token_mask=token_mask,
         rule=host.rule,
         anchor=state.anchor,
-        stop_ids=host.stop_ids,
+        stop_ids=state.stop_ids,
         max_new_tokens=host.left,
         active=host.active if active is None else active,
         backend=backend,

@@ -113,6 +113,7 @@ class RoundState:
         self.kv_len, self.position = self.array(self.host.kv_len), self.array(self.host.position)
         self.anchor, self.active = self.array(self.host.anchor), self.array(self.host.active)
         self.page_table = self.array(self.pages.table)
+        self.stop_ids = self.array(self.host.stop_ids)
         self.no_survival = self.array(np.zeros((max_requests, gamma), dtype=np.float32))
         self.no_drafts = self.array(np.zeros((max_requests, gamma), dtype=np.int32))
         self.prompts: list[NDArray[np.int32] | None] = [None] * max_requests
