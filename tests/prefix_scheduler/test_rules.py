@@ -64,6 +64,15 @@ def test_floors_come_before_the_search_and_do_not_need_survival(backend: str) ->
     assert float(plan.theta) == pytest.approx(1000 * (2 + 0.9 + 0.8) / 100, rel=1e-6)
 
 
+def test_floors_end_with_the_table_that_decides(backend: str) -> None:
+    a = np.full((2, 2), 0.5, np.float32)
+    causal = dx.prefix_schedule(a, flat(5), min_len=2, backend=backend)
+    assert causal.length.tolist() == [2, 1]  # B = 5 is the last one known
+    priced = dx.prefix_schedule(a, flat(5), mode="off", backend=backend)
+    assert priced.length.tolist() == [2, 2]
+    assert np.isnan(priced.theta)
+
+
 def test_budget_counts_the_floors(backend: str) -> None:
     a = np.array([[0.9, 0.8], [0.1, 0.05]], np.float32)
     for budget, expected in ((0, [0, 2]), (2, [0, 2]), (3, [1, 2]), (4, [2, 2])):
