@@ -17,7 +17,9 @@ import dspark_ext as dx
 
 MODES = ("causal", "two_phase", "budget", "threshold", "fixed", "off")
 # Values where ties, zeros, NaN, clamping and the smallest floats meet.
-SURVIVAL = st.sampled_from([0.0, 1e-45, 1e-13, 0.25, 0.5, 0.5000001, 0.75, 1.0, 1.5, -1.0, np.nan])
+SURVIVAL = st.sampled_from(
+    [0.0, 1e-45, 1e-13, 7e-13, 0.25, 0.5, 0.5000001, 0.75, 1.0, 1.5, -1.0, np.nan]
+)
 
 
 def assert_same(got: dx.Plan, want: dx.Plan) -> None:

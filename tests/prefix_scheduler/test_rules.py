@@ -82,6 +82,15 @@ def test_budget_counts_the_floors(backend: str) -> None:
         assert plan.length.tolist() == expected
 
 
+@pytest.mark.parametrize(("survival", "units"), [(7e-13, 1), (4e-13, 0), (0.5, 2**39)])
+def test_sums_go_to_the_nearest_point_of_the_grid(
+    backend: str, survival: float, units: int
+) -> None:
+    a = np.array([[survival]], np.float32)
+    plan = dx.prefix_schedule(a, flat(2), mode="off", backend=backend)
+    assert float(plan.theta) == (2**40 + units) / 2**40 * 1000.0
+
+
 def test_weights_scale_the_objective_and_the_order(backend: str) -> None:
     a = np.array([[0.9], [0.5]], np.float32)
     plain = dx.prefix_schedule(a, mode="two_phase", budget=1, backend=backend)

@@ -36,7 +36,12 @@ def sizes(requests: int, gamma: int) -> list[int]:
 
 
 def table(
-    models: Models, requests: int, context: int = 160, repeats: int = 5, progress: bool = False
+    models: Models,
+    requests: int,
+    context: int = 160,
+    repeats: int = 5,
+    progress: bool = False,
+    seed: int = 0,
 ) -> dx.CostTable:
     """Time the target on ``requests`` requests at all batch sizes, and one draft of them.
 
@@ -52,6 +57,8 @@ def table(
         Timings of each point; the median counts.
     progress : bool
         Show a progress bar.
+    seed : int
+        Of the order of the points inside a round.
     """
     batch = _Batch(models, requests, context)
     return measure(
@@ -61,6 +68,7 @@ def table(
         fingerprint=_fingerprint(models, requests, context),
         repeats=repeats,
         warmup=1,
+        seed=seed,
         progress=progress,
     )
 
