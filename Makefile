@@ -52,11 +52,13 @@ test-cuda-pip: environment
 	@DSPARK_TEST_CUDA_PIP=1 $(BIN)/pytest -q tests/packaging/test_cuda_pip.py
 
 dev: requirements
-	@export PATH="$(CURDIR)/.venv/bin:$$PATH"; cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
-	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$($(BIN)/python \
-	  -c 'import sys; print(sys.executable)')" > build-dev.log || { cat build-dev.log; exit 1; }
-	@mkdir -p build/logs && mv build-dev.log build/logs/dev.log
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" cmake --build build/dev --parallel 2 -- --quiet
+	@mkdir -p build/logs
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
+	python=$$($(BIN)/python -c 'import sys; print(sys.executable)') && \
+	{ cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
+	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$python" \
+	  > build/logs/dev.log || { cat build/logs/dev.log; exit 1; }; } && \
+	cmake --build build/dev --parallel 2 -- --quiet
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)
