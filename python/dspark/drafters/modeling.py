@@ -55,13 +55,26 @@ def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos_sin[0] + torch.cat([-high, low], dim=-1) * cos_sin[1]
 
 
+def take_slots(x: Tensor, chosen: Tensor) -> Tensor:
+    """Pick slots ``chosen [B, N, K]`` of ``x [B, N, γ, ...]``.
+
+    Examples
+    --------
+    >>> take_slots(torch.arange(4.0).view(1, 1, 4, 1), torch.tensor([[[2, 3]]])).flatten().tolist()
+    [2.0, 3.0]
+    """
+    tail = x.shape[3:]
+    index = chosen.reshape(*chosen.shape, *([1] * len(tail))).expand(*chosen.shape, *tail)
+    return x.gather(2, index)
+
+
 class Attention(nn.Module):
     """Projections of one layer and the two-part attention: context plus own block."""
 
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__()
         self.shape = (c.num_key_value_heads, c.num_attention_heads, c.head_dim)
-        kv, q, _ = (c.num_key_value_heads * c.head_dim, c.num_attention_heads * c.head_dim, 0)
+        kv, q = c.num_key_value_heads * c.head_dim, c.num_attention_heads * c.head_dim
         self.q_proj = nn.Linear(c.hidden_size, q, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, kv, bias=False)
         self.v_proj = nn.Linear(c.hidden_size, kv, bias=False)
@@ -84,6 +97,7 @@ class Attention(nn.Module):
         cos_sin: tuple[Tensor, Tensor],
         context: tuple[Tensor, Tensor],
         bias: Tensor,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Attention of N blocks in each of B sequences.
 
@@ -92,22 +106,27 @@ class Attention(nn.Module):
         x
             ``[B, N, γ, d]``, after the input norm.
         cos_sin
-            At the slots' positions.
+            At the slots' positions, ``[B, N, γ, 1, D]`` each.
         context
             Keys and values of H, ``[B, S, Hkv, D]`` each.
         bias
             ``[B, 1, N, 1, S]``: 0 where the block may see the context position, else −inf.
+        chosen
+            ``[B, N, K]`` slots that ask; None = all. Every slot answers.
 
         Returns
         -------
         Tensor
-            ``[B, N, γ, d]``. A block sees its context and itself, never another block.
+            ``[B, N, γ or K, d]``. A block sees its context and itself, never another block.
         """
         kv_heads, heads, dim = self.shape
-        batch, blocks, slots, _ = x.shape
         group = heads // kv_heads
-        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (heads, dim))), cos_sin)
         k, v = self.key_value(x, cos_sin)
+        if chosen is not None:
+            x = take_slots(x, chosen)
+            cos_sin = tuple(take_slots(t, chosen) for t in cos_sin)
+        batch, blocks, slots, _ = x.shape
+        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (heads, dim))), cos_sin)
         # Rows of one KV head: (block, query head of the group, slot).
         q = q.unflatten(-2, (kv_heads, group)).permute(0, 3, 1, 4, 2, 5)
         q = (q * dim**-0.5).reshape(batch, kv_heads, blocks, group * slots, dim)
@@ -116,7 +135,7 @@ class Attention(nn.Module):
         past = torch.matmul(q.flatten(2, 3), keys.transpose(-1, -2)).unflatten(2, (blocks, -1))
         own = torch.matmul(q, k.transpose(-1, -2))
         weight = torch.cat([past + bias, own], dim=-1).softmax(dim=-1)
-        past, own = weight.split([past.shape[-1], slots], dim=-1)
+        past, own = weight.split([past.shape[-1], own.shape[-1]], dim=-1)
         out = torch.matmul(past.flatten(2, 3), values).unflatten(2, (blocks, -1))
         out = (out + torch.matmul(own, v)).unflatten(3, (group, slots))
         return self.o_proj(out.permute(0, 2, 4, 1, 3, 5).reshape(batch, blocks, slots, -1))
@@ -152,9 +171,11 @@ class Layer(nn.Module):
         cos_sin: tuple[Tensor, Tensor],
         context: tuple[Tensor, Tensor],
         bias: Tensor,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """See :meth:`Attention.forward`; adds both residual branches."""
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, context, bias)
+        out = self.self_attn(self.input_layernorm(x), cos_sin, context, bias, chosen)
+        x = out + (x if chosen is None else take_slots(x, chosen))
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -309,7 +330,13 @@ class Drafter(nn.Module):
         cos_sin = self.rotary.at(positions[None].expand(features.shape[:2]), h.dtype)
         return [layer.self_attn.key_value(h, cos_sin) for layer in self.layers]
 
-    def blocks(self, anchors: Tensor, positions: Tensor, context: KeyValues) -> Tensor:
+    def blocks(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context: KeyValues,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         """Final hidden states of blocks.
 
         Parameters
@@ -319,11 +346,13 @@ class Drafter(nn.Module):
             anchor's position only: the target has not processed the anchor yet.
         context
             Result of :meth:`context` (row j = position j).
+        chosen
+            ``[B, N, K]`` slots to return; None = all. The last layer computes only these.
 
         Returns
         -------
         Tensor
-            ``[B, N, γ, d]`` after the final norm.
+            ``[B, N, γ or K, d]`` after the final norm.
         """
         c = self.config
         ids = torch.full((*anchors.shape, c.block_size), c.mask_token_id, device=anchors.device)
@@ -335,8 +364,9 @@ class Drafter(nn.Module):
         hidden = reach >= positions[..., None]
         bias = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device)
         bias = bias.masked_fill_(hidden, -torch.inf)[:, None, :, None]
-        for layer, keys_values in zip(self.layers, context, strict=True):
-            x = layer(x, cos_sin, keys_values, bias)
+        last = len(self.layers) - 1
+        for number, (layer, keys_values) in enumerate(zip(self.layers, context, strict=True)):
+            x = layer(x, cos_sin, keys_values, bias, chosen if number == last else None)
         return self.norm(x)
 
     def logits(self, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -102,6 +102,47 @@ def collate(samples: Sequence[Sample], anchors: int, random: np.random.Generator
     return batch
 
 
+def sample_slots(weight: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Draw K of γ slots for each block, early (heavy) slots more often.
+
+    Systematic sampling: every block gets exactly K = ceil(sum of w) slots, and slot j is among
+    them with probability ``pi_j = min(1, c w_j)`` where c makes the probabilities sum to K. A drawn
+    slot carries ``w_j / pi_j``, so expected weighted sums are those of all slots.
+
+    Parameters
+    ----------
+    weight
+        ``[B, N, γ]``, the same for every block.
+
+    Returns
+    -------
+    tuple
+        Slots ``[B, N, K]`` ascending and their weights ``[B, N, K]``.
+
+    Examples
+    --------
+    >>> weight = torch.tensor([1.0, 0.5, 0.25]).expand(1, 2, 3)
+    >>> sample_slots(weight, np.random.default_rng(0))[0].shape
+    torch.Size([1, 2, 2])
+    """
+    w = weight[0, 0].double()
+    count = min(len(w), int(torch.ceil(w.sum() - 1e-9)))
+    pi = w.clone()
+    for _ in range(len(w)):
+        free = pi < 1
+        if not bool(free.any()):
+            break
+        pi[free] *= (count - (~free).sum()) / pi[free].sum()
+        pi.clamp_(max=1)
+    upper = pi.cumsum(0)
+    upper[-1] = count
+    shift = torch.from_numpy(random.random(weight.shape[:2]))
+    # Slot j is drawn when an integer plus the shift falls into its stretch of the cumulated pi.
+    marks = shift[..., None] + torch.arange(count)
+    chosen = torch.searchsorted(upper, marks, right=True).clamp_max(len(w) - 1)
+    return chosen, (w / pi).float()[chosen]
+
+
 def run_step(
     drafter: Drafter,
     batch: Batch,
@@ -115,39 +156,45 @@ def run_step(
     drafter
         With the target's tables attached.
     random
-        If given, slots are sampled: slot j takes part with probability ``w_j`` and weight 1
-        instead of always with weight ``w_j``. The expected sums are the same and the LM head, the
-        larger half of a step, runs on about half the rows.
+        If given, each block trains a random subset of its slots, chosen so that the expected loss
+        is the same (see :func:`sample_slots`). The last layer and the LM head, most of a step, run
+        on these slots only. Not possible with the rnn head, which needs every slot in turn.
 
     Returns
     -------
     StepResult
-        Slots that took no part have ``valid`` unset.
+
+    Raises
+    ------
+    ValueError
+        `random` given for a drafter with an rnn head.
 
     Examples
     --------
     >>> run_step(drafter, batch, LossWeights()).loss.backward()           # doctest: +SKIP
     """
-    slots = drafter.config.block_size
+    slots, head = drafter.config.block_size, drafter.markov_head
     anchor_ids = batch.ids.gather(1, batch.anchors)
-    hidden = drafter.blocks(anchor_ids, batch.anchors, drafter.context(batch.features))
     valid = valid_slots(batch.loss_mask, batch.anchors, slots) & batch.keep[..., None]
     weight = decay_weights(slots, weights.decay).expand(valid.shape)
+    chosen, offset = None, torch.arange(slots)
     if random is not None:
-        draw = torch.from_numpy(random.random(valid.shape, dtype=np.float32))
-        valid, weight = valid & (draw < weight), torch.ones(valid.shape)
-    # Position of slot j's previous token, which is also where its target distribution stands.
-    source = batch.anchors[..., None] + torch.arange(slots)
+        if head is not None and head.kind == "rnn":
+            raise ValueError("random: slots cannot be sampled with the rnn head")
+        chosen, weight = sample_slots(weight, random)
+        offset, valid = chosen, valid.gather(2, chosen)
+    hidden = drafter.blocks(anchor_ids, batch.anchors, drafter.context(batch.features), chosen)
+    # Position of a slot's previous token, which is also where its target distribution stands.
+    source = batch.anchors[..., None] + offset
     last = batch.ids.shape[1] - 1
     previous = batch.ids.gather(1, source.clamp_max(last).flatten(1)).view_as(source)
     u = embedding = None
-    if drafter.markov_head is not None:
-        u, embedding = drafter.markov_head(hidden, previous)
+    if head is not None:
+        u, embedding = head(hidden, previous)
 
     rows, order, flat = _rows(drafter, batch, source, valid, weight)
     picked = hidden.flatten(0, 2)[order]
     picked_u = None if u is None else u.flatten(0, 2)[order]
-    head = drafter.markov_head
     result = head_loss(
         picked,
         picked_u,

@@ -28,6 +28,9 @@ from dspark.training.batch import Batch, collate, run_step
 from dspark.training.data import Sample
 from dspark.training.loss import LossWeights
 
+# Blocks of a held-out sample that are looked at; validation costs as much as that many anchors.
+_VALIDATION_ANCHORS = 16
+
 
 @dataclass
 class TrainOptions:
@@ -283,7 +286,7 @@ def validate(drafter: Drafter, samples: list[Sample], options: TrainOptions) -> 
     accept, match, valid, error = [], [], [], []
     for start in range(0, len(samples), 8):
         random = np.random.Generator(np.random.Philox(key=[12345, start]))
-        batch: Batch = collate(samples[start : start + 8], 32, random)
+        batch: Batch = collate(samples[start : start + 8], _VALIDATION_ANCHORS, random)
         result = run_step(drafter, batch, options.loss)
         whole = result.valid[:, 0]
         accept.append(result.accept[whole])
