@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models: the DSpark drafter and its configuration."""
-
-from __future__ import annotations
+"""Drafters: configuration, torch module, and the paged form used at inference."""

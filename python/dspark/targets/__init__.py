@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Target models: decoders on torch with paged keys and values."""
-
-from __future__ import annotations
+"""Target models: weights on this machine, and the decoder that runs them."""

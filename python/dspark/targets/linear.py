@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products of few rows on a CPU, with the weight layout chosen by row count.
 
-A verification step multiplies 1 to 64 rows by every weight of the model.
-`torch.nn.functional.linear` is slow there (3 to 12 rows cost three times one row in float32).
-Measured on one AVX-512 core over the 30 layers of SmolLM2-135M, in ms at 1 / 4 / 8 / 16 / 64 rows:
-linear 30/86/83/88/186, oneDNN-packed bfloat16 20/28/36/62/186, ``x @ W.T`` with a stored transpose
+A verification step multiplies 1 to 64 rows by every weight of the model, where plain
+`torch.nn.functional.linear` is slow: 3 to 12 rows cost three times one row in float32. Measured on
+one AVX-512 core over the 30 layers of SmolLM2-135M, in ms at 1 / 4 / 8 / 16 / 64 rows: linear
+30/86/83/88/186, oneDNN-packed bfloat16 20/28/36/62/186, ``x @ W.T`` with a stored transpose
 28/58/56/88/108.
 """
 

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a drafter on responses of its target."""
-
-from __future__ import annotations
+"""Training: prompts, data, loss, the loop, and the ``dspark train`` command."""

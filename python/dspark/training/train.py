@@ -140,6 +140,79 @@ def initialise(drafter: Drafter, target: Llama) -> None:
             torch.nn.init.zeros_(drafter.confidence_head.proj.weight)
 
 
+@dataclass
+class DrafterShape:
+    """Choices of a new drafter; the remaining sizes are the target's.
+
+    Parameters
+    ----------
+    draft_vocab
+        V_d; None = the whole vocabulary.
+    mask_token_id
+        16 is ``<empty_output>`` of SmolLM2, a special token that plain text never holds.
+    taps
+        Target layers whose outputs were kept in the data.
+    """
+
+    layers: int = 2
+    block_size: int = 7
+    rank: int = 64
+    head: str = "vanilla"
+    draft_vocab: int | None = 16384
+    num_anchors: int = 64
+    mask_token_id: int = 16
+    taps: tuple[int, ...] = (1, 14, 27)
+
+
+def start(
+    shape: DrafterShape, target: Llama, samples: list[Sample], options: TrainOptions
+) -> Drafter:
+    """Build the drafter of a run, with the target's tables attached.
+
+    A new one starts from the target's weights and takes its draft vocabulary from the data; a
+    run that exists keeps the vocabulary of its checkpoint.
+
+    Examples
+    --------
+    >>> start(DrafterShape(), target, samples, options).config.markov_rank  # doctest: +SKIP
+    64
+    """
+    t = target.config
+    config = DrafterConfig(
+        architecture="LlamaDSparkModel",
+        vocab_size=t.vocab_size,
+        hidden_size=t.hidden_size,
+        intermediate_size=t.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=t.num_attention_heads,
+        num_key_value_heads=t.num_key_value_heads,
+        head_dim=t.head_dim,
+        rms_norm_eps=t.rms_norm_eps,
+        rope_theta=t.rope_theta,
+        max_position_embeddings=t.max_position_embeddings,
+        block_size=shape.block_size,
+        target_layer_ids=shape.taps,
+        mask_token_id=shape.mask_token_id,
+        num_target_layers=t.num_hidden_layers,
+        num_anchors=shape.num_anchors,
+        markov_rank=shape.rank,
+        markov_head_type=shape.head,
+        confidence_head_with_markov=shape.rank > 0,
+        draft_vocab_size=shape.draft_vocab,
+    )
+    checkpoint = options.run / "checkpoint"
+    if shape.draft_vocab is None:
+        d2t = None
+    elif checkpoint.is_dir():
+        d2t = Drafter.load(checkpoint).d2t
+    else:
+        d2t = draft_vocabulary(samples, t.vocab_size, shape.draft_vocab)
+    torch.manual_seed(options.seed)
+    drafter = Drafter(config, d2t)
+    initialise(drafter, target)
+    return drafter.attach(target.embedding.clone(), target.head_weight)
+
+
 class Trainer:
     """State of one run and its loop.
 
@@ -217,6 +290,9 @@ class Trainer:
         torch.save(state, run / "state.pt.partial")
         os.replace(run / "state.pt.partial", run / "state.pt")
         self.drafter.save(run / "checkpoint")
+        recipe = describe(self.options, self.samples) | {"metrics": metrics}
+        text = json.dumps(recipe, indent=2, default=str) + "\n"
+        (run / "checkpoint" / "recipe.json").write_text(text, encoding="utf-8")
         with (run / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(metrics) + "\n")
         return metrics
@@ -328,6 +404,11 @@ def load_samples(folder: Path, minimum: int = 14) -> list[Sample]:
     return [s for s in all_samples() if len(s.ids) - s.prompt_length >= minimum]
 
 
-def describe(options: TrainOptions, config: DrafterConfig) -> dict[str, Any]:
-    """Options and sizes as plain data, for the log and the checkpoint's recipe."""
-    return {"options": asdict(options) | {"run": options.run.name}, "config": config.to_dict()}
+def describe(options: TrainOptions, samples: list[Sample]) -> dict[str, Any]:
+    """Options and amount of data as plain values, for the checkpoint's ``recipe.json``."""
+    plain = asdict(options) | {"run": options.run.name}
+    return {
+        "options": plain,
+        "samples": len(samples),
+        "answer_tokens": sum(len(s.ids) - s.prompt_length for s in samples),
+    }
