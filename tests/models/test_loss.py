@@ -136,8 +136,10 @@ def test_match_is_reported_without_gradient(rng: np.random.Generator) -> None:
         target_lse=torch.zeros(8),
         weight=torch.ones(8),
     )
+    # Parameters that require gradients must not switch the report off.
+    u, w2 = torch.zeros(8, 2), torch.zeros(30, 2, requires_grad=True)
     with torch.no_grad():
-        out = L.head_loss(hidden, None, None, head, rows, L.LossWeights(), full_vocabulary=True)
+        out = L.head_loss(hidden, u, w2, head, rows, L.LossWeights(), full_vocabulary=True)
     same = (hidden @ head.T).argmax(-1) == (rows.target_hidden @ head.T).argmax(-1)
     assert torch.equal(out.match, same) and bool(same[:4].all())
 

@@ -128,7 +128,8 @@ class HeadResult:
     """What :func:`head_loss` returns; all but `loss` are without gradient.
 
     ``loss`` is the weighted mean of the cross-entropy and L1 terms; ``cross_entropy``, ``l1`` and
-    ``accept`` (c*) are per row ``[n]``; ``match`` says whether p and q have the same argmax.
+    ``accept`` (c*) are per row ``[n]``; ``match`` says whether p and q have the same argmax (only
+    filled in while gradients are off: training does not need it).
     """
 
     loss: Tensor
@@ -173,7 +174,8 @@ def head_loss(
     >>> round(float(out.loss), 4), float(out.accept)
     (0.0693, 1.0)
     """
-    parts = _HeadLoss.apply(hidden, u, w2, lm_head, rows, weights, full_vocabulary, chunk)
+    gradient = torch.is_grad_enabled()
+    parts = _HeadLoss.apply(hidden, u, w2, lm_head, rows, weights, full_vocabulary, chunk, gradient)
     return HeadResult(*parts)
 
 
@@ -189,10 +191,11 @@ class _HeadLoss(torch.autograd.Function):
         weights: LossWeights,
         full_vocabulary: bool,
         chunk: int,
+        gradient: bool,
     ) -> tuple[Tensor, ...]:
         count, size = hidden.shape
         scale = rows.weight / (rows.weight.sum() + EPSILON)
-        needs = any(ctx.needs_input_grad)
+        needs = gradient and any(ctx.needs_input_grad)
         # One product for both parts of the logits, and one for both parts of the gradient.
         x, table = hidden, lm_head
         if u is not None and w2 is not None:
@@ -231,7 +234,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scaled = tuple(None if g is None else g * gradients[0] for g in ctx.gradients)
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)
 
 
 def _pass(
