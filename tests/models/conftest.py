@@ -103,7 +103,9 @@ def tiny_weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def tiny_llama() -> Callable[..., Llama]:
-    def make(seed: int = 0, taps: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Llama:
+    def make(
+        seed: int = 0, taps: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+    ) -> Llama:
         config = tiny_config()
         return Llama(config, tiny_weights(config, seed), dtype, taps)
 

@@ -29,7 +29,7 @@ def greedy(drafter: Drafter, hidden: torch.Tensor, anchor: int) -> tuple[list[in
     """Token by token, each slot conditioned on the one drafted before."""
     previous = [anchor]
     for k in range(3):
-        filled = torch.tensor((previous + [0, 0])[:3])
+        filled = torch.tensor([*previous, 0, 0][:3])
         logits, _ = drafter.logits(hidden, filled)
         previous.append(int(logits[k].argmax()))
     return previous[1:], drafter.logits(hidden, torch.tensor(previous[:3]))[1]
@@ -64,8 +64,10 @@ def test_first_round(drafter: Drafter) -> None:
     logits, _ = drafter.logits(hidden, torch.tensor([7, 6, 4]))
     assert close(
         logits[0],
-        [0.002754, -1.335394, 1.081195, -1.862126, 2.543409, -2.127098]
-        + [3.176793, -2.867459, 2.780775, -3.389092, 2.407477],
+        [
+            *(0.002754, -1.335394, 1.081195, -1.862126, 2.543409, -2.127098),
+            *(3.176793, -2.867459, 2.780775, -3.389092, 2.407477),
+        ],
     )
 
 

@@ -110,9 +110,7 @@ def test_gradient_on_a_reduced_vocabulary(chunk: int, rng: np.random.Generator) 
     scale = rows.weight / (rows.weight.sum() + 1e-6)
     expected = (scale * (0.1 * ce + 0.9 * l1)).sum()
     (3 * expected).backward()
-    out = L.head_loss(
-        *ours, head_full[kept], rows, weights, full_vocabulary=False, chunk=chunk
-    )
+    out = L.head_loss(*ours, head_full[kept], rows, weights, full_vocabulary=False, chunk=chunk)
     (3 * out.loss).backward()
     assert float(out.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     assert torch.allclose(out.cross_entropy, ce.detach(), atol=1e-12)
