@@ -111,7 +111,7 @@ def test_block_equals_the_module(
                 state.host.kv_len[slot] += more
             state.reserve()
         # Rows behind the valid ones belong to rejected drafts: garbage on purpose.
-        starts = [0, 6] if call == 0 else [6, 4]
+        starts = [0, 0] if call == 0 else [6, 4]
         rows, cu = [], [0]
         for slot, feature, begin, count in zip((0, 2), features, starts, counts, strict=True):
             rows += [feature[begin : begin + count], torch.full((2, 48), 1e3)]
@@ -148,7 +148,8 @@ def test_rounds_emit_what_plain_decoding_emits(head: str, tiny_llama: Callable[.
     for slot, prompt in enumerate(prompts):
         emitted = [t for r in rounds for t in r.tokens[slot, : r.num_emitted[slot]].tolist()]
         assert emitted == dense_greedy(llama, prompt, 24)
-    assert all(int(np.max(r.status)) == 0 for r in rounds)
+    harmless = int(dx.Status.FORCED_REJECT) | int(dx.Status.STOPPED)
+    assert all(not np.any(np.asarray(r.status) & ~harmless) for r in rounds)
 
 
 def test_head_of_a_round_equals_teacher_forcing(tiny_llama: Callable[..., Llama]) -> None:
