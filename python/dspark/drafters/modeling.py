@@ -410,6 +410,7 @@ class Drafter(nn.Module):
         with tempfile.TemporaryDirectory(dir=folder) as work:
             temporary = Path(work) / "model.safetensors"
             save_file(tensors, temporary, metadata={"format": "pt"})
+            temporary.chmod(0o644)  # safetensors makes files that only their owner can read
             os.replace(temporary, folder / "model.safetensors")
         self.config.save(folder)
 
