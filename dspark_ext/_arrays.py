@@ -279,7 +279,8 @@ def _is_contiguous(v: View) -> bool:
 def _as_numpy(x: Any, dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "uint64":  # Python integers above 2^63 survive only as objects
         return np.asarray(x, dtype=object)
-    return np.asarray(x)
+    values = np.asarray(x)
+    return values if values.size else values.astype(dtype)  # an empty list has no dtype of its own
 
 
 def _convert(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Prepared", "addresses", "signature"]
+__all__ = ["Prepared", "addresses", "signature", "zeros_like"]
 
 _LIMIT = 256  # shapes kept per thread and family; a decoder uses a few
 
@@ -45,6 +45,14 @@ def addresses(arrays: tuple[Any, ...]) -> list[int]:
         0 if x is None else x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
         for x in arrays
     ]
+
+
+def zeros_like(x: Any) -> Any:
+    """Return a contiguous array of zeros of ``x``'s kind, shape, dtype and device."""
+    if isinstance(x, np.ndarray):
+        return np.zeros(x.shape, x.dtype)
+    torch = sys.modules["torch"]
+    return torch.zeros_like(x, memory_format=torch.contiguous_format)
 
 
 class Prepared(threading.local):

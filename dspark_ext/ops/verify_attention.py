@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import Checker, View, dtype_name, empty, full, to_numpy
+from dspark_ext._arrays import Checker, View, dtype_name, full, to_numpy
 from dspark_ext.ops._paging import check_caches
-from dspark_ext.ops._prepared import Prepared, addresses, signature
+from dspark_ext.ops._prepared import Prepared, addresses, signature, zeros_like
 from dspark_ext.results import Plan
 
 __all__ = ["verify_attention"]
@@ -136,9 +136,10 @@ def verify_attention(
     if params is None:
         o, lse, status = _first_call(arrays, options, backend, key)
     else:
-        o = full(q.shape, 0, dtype_name(q), q) if o is None else o
+        params, spare_status = params
+        o = zeros_like(q) if o is None else o
         lse = full(q.shape[:2], -math.inf, "float32", q) if return_lse and lse is None else lse
-        status = empty(page_table.shape[:1], "int32", q) if status is None else status
+        status = spare_status if status is None else status
         params.set_arrays(*addresses((*arrays[:7], o, lse, status)))
         params.num_threads = _backend.num_threads()
         _backend.run("verify_attention", params)
@@ -151,7 +152,7 @@ def _first_call(
 ) -> tuple[Any, Any, Any]:
     """Check everything, run, and keep the params object when later calls may reuse it."""
     check = Checker("verify_attention")
-    q, k_cache, v_cache, page_table, kv_len, cu_seqlens, work = arrays[:7]
+    q, k_cache, v_cache, page_table, kv_len, cu_seqlens, work, _, _, status = arrays
     v_q = check.array("q", q, ("B", "Hq", "D"))
     caches = check_caches(check, k_cache, v_cache)
     v_table = check.array("page_table", page_table, ("R", "max_pages"), ("int32",))
@@ -181,7 +182,7 @@ def _first_call(
     _backend.run("verify_attention", params, backend)
     kept = key is not None and key[0] is not None and backend == "cpu"
     if kept and v_len.array is kv_len and v_cu.array is cu_seqlens:
-        _prepared.keep(key, params)
+        _prepared.keep(key, (params, o_status.array if status is None else None))
     return result
 
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Compiled once per SIMD level. Two register tiles do the work: scores (kRows queries x kKeys keys,
-// a vector of partial sums each, lanes over the head) and values (kRows queries x kChunks vectors
-// of the head, over all keys of the block). The accumulators are arrays of fixed size in fully
-// unrolled loops, which the compiler keeps in registers: 16 of 32 with AVX-512, 8 of 16 below.
+// a vector of partial sums each, lanes over the head, folded together at the end) and values (kRows
+// queries x kChunks vectors of the head, over all keys of the block). The accumulators are arrays
+// of fixed size in fully unrolled loops, which the compiler keeps in registers: 16 of 32 with
+// AVX-512, 8 of 16 below.
 //
 // The order of every sum is written out (lanes, then halves); nothing is left to a reduction
 // clause, so that all tile shapes give the same bits.
@@ -24,7 +25,6 @@ constexpr int kMaxRows = 2;
 constexpr int kLanes = 4;
 constexpr int kMaxRows = 2;
 #endif
-constexpr int kKeys = 4;
 constexpr int kSums = 16;  // partial sums of a block's weights, at every level
 constexpr float kInfinity = __builtin_inff();
 
@@ -45,27 +45,84 @@ static inline __attribute__((always_inline)) float sum_halves(float* t, int n) {
   return t[0];
 }
 
-// scores[m][n] = q[m] . k[n] for kRows rows and kKeys keys.
-template <int kRows>
+#if defined(__GNUC__) && !defined(__clang__)
+using Vec __attribute__((vector_size(4 * kLanes), may_alias)) = float;
+using Lane __attribute__((vector_size(4 * kLanes))) = int;
+
+// Lanes with bit h unset: a[l] + a[l + h]. With bit h set: b[l - h] + b[l].
+static constexpr int near_lane(int l, int h) { return (l & h) != 0 ? kLanes + l - h : l; }
+static constexpr int far_lane(int l, int h) { return (l & h) != 0 ? kLanes + l : l + h; }
+
+template <int h>
+static inline __attribute__((always_inline)) void fold(float* a, const float* b) {
+#define DSPARK_FOUR(f, l) f(l, h), f((l) + 1, h), f((l) + 2, h), f((l) + 3, h)
+#if defined(__AVX512F__)
+#define DSPARK_ALL(f) {DSPARK_FOUR(f, 0), DSPARK_FOUR(f, 4), DSPARK_FOUR(f, 8), DSPARK_FOUR(f, 12)}
+#elif defined(__AVX__)
+#define DSPARK_ALL(f) {DSPARK_FOUR(f, 0), DSPARK_FOUR(f, 4)}
+#else
+#define DSPARK_ALL(f) \
+  {                   \
+    DSPARK_FOUR(f, 0) \
+  }
+#endif
+  const Vec x = *reinterpret_cast<const Vec*>(a), y = *reinterpret_cast<const Vec*>(b);
+  const Lane near = DSPARK_ALL(near_lane), far = DSPARK_ALL(far_lane);
+  *reinterpret_cast<Vec*>(a) = __builtin_shuffle(x, y, near) + __builtin_shuffle(x, y, far);
+#undef DSPARK_ALL
+#undef DSPARK_FOUR
+}
+
+// kLanes vectors to one whose lane i is the sum of vector i by halves: a third of the instructions
+// of kLanes sums one by one, with the same bits.
+template <int h = kLanes / 2>
+static inline __attribute__((always_inline)) void fold_all(float (*v)[kLanes]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < h; ++i) fold<h>(v[i], v[i + h]);
+  if constexpr (h > 1) fold_all<h / 2>(v);
+}
+#else
+static inline __attribute__((always_inline)) void fold_all(float (*v)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) v[0][i] = sum_halves(v[i], kLanes);
+}
+#endif
+
+// scores[m][n] = q[m] . k[n] for kRows rows and kKeys keys; the tile is filled up with zeros to a
+// multiple of kLanes vectors.
+template <int kRows, int kKeys>
 static inline __attribute__((always_inline)) void score_tile(const float* q, int width,
                                                              const float* const* k, float* scores) {
-  float acc[kRows][kKeys][kLanes] = {};
-  for (int c = 0; c < width; c += kLanes) {
+  constexpr int kTile = (kRows * kKeys + kLanes - 1) / kLanes * kLanes;
+  alignas(64) float acc[kTile][kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kTile; ++i) {
+#pragma omp simd
+    for (int l = 0; l < kLanes; ++l) acc[i][l] = 0.0f;
+  }
+  int c = 0;
+  do {  // width > 0: with the first pass certain, the zeros above never reach memory
 #pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
       for (int n = 0; n < kKeys; ++n) {
+        float* sum = acc[m * kKeys + n];
 #pragma omp simd
         for (int l = 0; l < kLanes; ++l) {
-          acc[m][n][l] = mul_add(q[m * width + c + l], k[n][c + l], acc[m][n][l]);
+          sum[l] = mul_add(q[m * width + c + l], k[n][c + l], sum[l]);
         }
       }
     }
-  }
+    c += kLanes;
+  } while (c < width);
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; i += kLanes) fold_all(acc + i);
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
-#pragma GCC unroll 4
-    for (int n = 0; n < kKeys; ++n) scores[m * kBlock + n] = sum_halves(acc[m][n], kLanes);
+#pragma GCC unroll 16
+    for (int n = 0; n < kKeys; ++n) {
+      const int i = m * kKeys + n;
+      scores[m * kBlock + n] = acc[i / kLanes * kLanes][i % kLanes];
+    }
   }
 }
 
@@ -101,9 +158,10 @@ static inline __attribute__((always_inline)) void value_tile(const float* weight
 
 template <int kRows>
 static void score_rows(const AttentionBlock& b, int row, int begin, int end) {
+  constexpr int kKeys = kRows == 1 ? kLanes : kRows == 2 && kLanes == 16 ? 8 : 4;
   const float* q = b.q + row * b.width;
   for (int n = begin / kKeys * kKeys; n < end; n += kKeys) {
-    score_tile<kRows>(q, b.width, b.k + n, b.scores + row * kBlock + n);
+    score_tile<kRows, kKeys>(q, b.width, b.k + n, b.scores + row * kBlock + n);
   }
 }
 
