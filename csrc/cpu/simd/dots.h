@@ -17,106 +17,132 @@ namespace dspark::cpu::DSPARK_SIMD {
 constexpr int kRows = 4;           // rows of the matrix in one block
 constexpr int kWidenLimit = 1024;  // longest row that is widened to fp32 ahead: 4 of them are 16 KB
 
+// Rows [first, first + 4) against vectors [v, v + N). Fully unrolled: every sum is a register.
+// One line of memory behind `ahead` is asked for per 16 columns, which keeps the stream of the
+// matrix going under the arithmetic.
 template <int N, class T>
-DSPARK_LANES void dot_block(const T* const* rows, const float* const* vectors, int length,
-                            float (*out)[kRows]) {
+DSPARK_LANES void dot_block(const Dots& d, const T* const* rows, int first, int count, int v,
+                            const char* ahead) {
+  const float* const* vectors = d.vectors + v;
+  const int length = d.length;
   F16 sum[kRows][N];
+#pragma GCC unroll 4
   for (int a = 0; a < kRows; ++a) {
+#pragma GCC unroll 4
     for (int b = 0; b < N; ++b) sum[a][b] = zeros();
   }
   int j = 0;
   for (; j + 16 <= length; j += 16) {
-    F16 v[N];
+    if (ahead != nullptr) __builtin_prefetch(ahead + 4 * j);
+    F16 x[N];
 #pragma GCC unroll 4
-    for (int b = 0; b < N; ++b) v[b] = load(vectors[b] + j);
+    for (int b = 0; b < N; ++b) x[b] = load(vectors[b] + j);
 #pragma GCC unroll 4
     for (int a = 0; a < kRows; ++a) {
       const F16 w = load(rows[a] + j);
 #pragma GCC unroll 4
-      for (int b = 0; b < N; ++b) sum[a][b] = fma(w, v[b], sum[a][b]);
+      for (int b = 0; b < N; ++b) sum[a][b] = fma(w, x[b], sum[a][b]);
     }
   }
   if (j < length) {
 #pragma GCC unroll 4
-    for (int b = 0; b < N; ++b) {
-      const F16 v = load_part(vectors[b] + j, length - j);
+    for (int a = 0; a < kRows; ++a) {
+      const F16 w = load_part(rows[a] + j, length - j);
 #pragma GCC unroll 4
-      for (int a = 0; a < kRows; ++a) {
-        sum[a][b] = fma(load_part(rows[a] + j, length - j), v, sum[a][b]);
+      for (int b = 0; b < N; ++b) {
+        sum[a][b] = fma(w, load_part(vectors[b] + j, length - j), sum[a][b]);
       }
     }
   }
 #pragma GCC unroll 4
-  for (int b = 0; b < N; ++b) reduce4(sum[0][b], sum[1][b], sum[2][b], sum[3][b], out[b]);
-}
-
-template <class T>
-static void dot_vectors(const T* const* rows, const float* const* vectors, int count, int length,
-                        float (*out)[kRows]) {
-  if constexpr (kMaxVectors == 4) {
-    if (count == 4) return dot_block<4>(rows, vectors, length, out);
-    if (count == 3) return dot_block<3>(rows, vectors, length, out);
-    if (count == 2) return dot_block<2>(rows, vectors, length, out);
+  for (int b = 0; b < N; ++b) {
+    float* out = d.out + (v + b) * d.out_stride + first;
+    if (count == kRows) {
+      reduce4(sum[0][b], sum[1][b], sum[2][b], sum[3][b], out);
+    } else {
+      float part[kRows];
+      reduce4(sum[0][b], sum[1][b], sum[2][b], sum[3][b], part);
+      for (int a = 0; a < count; ++a) out[a] = part[a];
+    }
   }
-  dot_block<1>(rows, vectors, length, out);
 }
 
 // Four rows against all vectors; rows[a] repeats the last row when fewer are left.
 template <class T>
-static void dot_rows(const Dots& d, const T* const* rows, int first, int count) {
-  for (int v = 0; v < d.num_vectors; v += kMaxVectors) {
-    const int n = d.num_vectors - v < kMaxVectors ? d.num_vectors - v : kMaxVectors;
-    float sums[kMaxVectors][kRows];
-    dot_vectors(rows, d.vectors + v, n, d.length, sums);
-    for (int b = 0; b < n; ++b) {
-      float* out = d.out + (v + b) * d.out_stride + first;
-      for (int a = 0; a < count; ++a) out[a] = sums[b][a];
+static void dot_rows(const Dots& d, const T* const* rows, int first, int count, const char* ahead) {
+  int v = 0;
+  for (; v + kMaxVectors <= d.num_vectors; v += kMaxVectors) {
+    dot_block<kMaxVectors>(d, rows, first, count, v, ahead);
+    if (ahead != nullptr) ahead += 4 * d.length;
+  }
+  if constexpr (kMaxVectors == 4) {
+    if (d.num_vectors - v == 3) dot_block<3>(d, rows, first, count, v, nullptr);
+    if (d.num_vectors - v == 2) dot_block<2>(d, rows, first, count, v, nullptr);
+    if (d.num_vectors - v == 1) dot_block<1>(d, rows, first, count, v, nullptr);
+  }
+}
+
+template <class T>
+struct RowBlock {
+  const T* rows[kRows];
+  int count;
+};
+
+template <class T>
+DSPARK_LANES RowBlock<T> row_block(const Dots& d, int first) {
+  RowBlock<T> block;
+  block.count = d.num_rows - first < kRows ? d.num_rows - first : kRows;
+  for (int a = 0; a < kRows; ++a) {
+    const int64_t row = first + (a < block.count ? a : block.count - 1);
+    block.rows[a] = static_cast<const T*>(d.matrix) + row * d.row_stride;
+  }
+  return block;
+}
+
+// With few vectors the work on a block is too short to hide a line per 16 columns: all at once.
+template <class T>
+DSPARK_LANES void prefetch(const Dots& d, int first) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int row = first; row < first + kRows && row < d.num_rows; ++row) {
+    const T* x = static_cast<const T*>(d.matrix) + row * d.row_stride;
+    for (int j = 0; j < d.length; j += kLine) __builtin_prefetch(x + j);
+  }
+}
+
+template <class T>
+DSPARK_LANES void widen_rows(const Dots& d, const RowBlock<T>& block, float (*wide)[kWidenLimit]) {
+  for (int a = 0; a < block.count; ++a) {
+    int j = 0;
+    for (; j + 16 <= d.length; j += 16) store(wide[a] + j, load(block.rows[a] + j));
+    if (j < d.length) {
+      float tail[16];
+      store(tail, load_part(block.rows[a] + j, d.length - j));
+      for (int i = j; i < d.length; ++i) wide[a][i] = tail[i - j];
     }
   }
 }
 
 template <class T>
 static void dot_matrix(const Dots& d) {
-  const T* matrix = static_cast<const T*>(d.matrix);
+  const int distance = d.length * static_cast<int>(sizeof(T)) < 256 ? 4 * kRows : 2 * kRows;
+  const bool several = d.num_vectors > kMaxVectors;
   // With several passes over the vectors, widening the rows once is cheaper than in every pass.
-  const bool ahead = d.num_vectors > kMaxVectors && d.length <= kWidenLimit;
-  float wide[kRows][kWidenLimit];
+  const bool widen = sizeof(T) < 4 && several && d.length <= kWidenLimit;
+  alignas(64) float wide[kRows][kWidenLimit];
   for (int first = 0; first < d.num_rows; first += kRows) {
-    const int count = d.num_rows - first < kRows ? d.num_rows - first : kRows;
-    const T* rows[kRows];
-    const float* wide_rows[kRows];
-    for (int a = 0; a < kRows; ++a) {
-      const int row = first + (a < count ? a : count - 1);
-      rows[a] = matrix + row * d.row_stride;
-      wide_rows[a] = wide[a < count ? a : count - 1];
-    }
-    if (!ahead) {
-      dot_rows(d, rows, first, count);
+    const RowBlock<T> block = row_block<T>(d, first);
+    const int64_t next = first + distance < d.num_rows ? first + distance : d.num_rows - 1;
+    const T* ahead = static_cast<const T*>(d.matrix) + next * d.row_stride;
+    if (!several) prefetch<T>(d, first + distance);
+    const char* stream = several ? reinterpret_cast<const char*>(ahead) : nullptr;
+    if (!widen) {
+      dot_rows(d, block.rows, first, block.count, stream);
       continue;
     }
-    for (int a = 0; a < count; ++a) {
-      int j = 0;
-      for (; j + 16 <= d.length; j += 16) store(wide[a] + j, load(rows[a] + j));
-      if (j < d.length) {
-        float tail[16];
-        store(tail, load_part(rows[a] + j, d.length - j));
-        for (int i = j; i < d.length; ++i) wide[a][i] = tail[i - j];
-      }
-    }
-    dot_rows(d, wide_rows, first, count);
-  }
-}
-
-template <>
-void dot_matrix<float>(const Dots& d) {
-  const float* matrix = static_cast<const float*>(d.matrix);
-  for (int first = 0; first < d.num_rows; first += kRows) {
-    const int count = d.num_rows - first < kRows ? d.num_rows - first : kRows;
+    widen_rows(d, block, wide);
     const float* rows[kRows];
-    for (int a = 0; a < kRows; ++a) {
-      rows[a] = matrix + (first + (a < count ? a : count - 1)) * d.row_stride;
-    }
-    dot_rows(d, rows, first, count);
+    for (int a = 0; a < kRows; ++a) rows[a] = wide[a < block.count ? a : block.count - 1];
+    dot_rows(d, rows, first, block.count, stream);
   }
 }
 

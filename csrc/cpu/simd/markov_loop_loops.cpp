@@ -181,7 +181,7 @@ void sample_truncated(const MarkovStep& step, int32_t r, MarkovBest* best, uint6
     largest = maxima[s] > largest ? maxima[s] : largest;
   }
   float* z = step.row_z + base * kSegment;
-  const CutRow whole{z, step.num_segments * kSegment, static_cast<float>(largest), row.temperature};
+  const CutRow whole{z, maxima, step.num_segments, static_cast<float>(largest), row.temperature};
   const Cut cut = largest > static_cast<double>(kMinusInf)
                       ? truncate(whole, row.top_k, row.top_p, bins)
                       : keep_all();

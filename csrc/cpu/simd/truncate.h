@@ -34,10 +34,11 @@ static inline bool kept(const Cut& cut, uint32_t key, int32_t id) {
 }
 
 struct CutRow {
-  const float* z;     // [n] logits without NaN and +inf
-  int32_t n;          //
-  float largest;      // max z
-  float temperature;  // of the masses
+  const float* z;        // [segments, 128] logits without NaN and +inf, -inf past the vocabulary
+  const double* maxima;  // [segments] largest logit of every segment
+  int32_t segments;      //
+  float largest;         // max z
+  float temperature;     // of the masses
 };
 
 static inline uint64_t mass(const CutRow& row, float z) {
@@ -45,18 +46,49 @@ static inline uint64_t mass(const CutRow& row, float z) {
   return static_cast<uint64_t>(static_cast<double>(w) * 1099511627776.0);
 }
 
+static inline void masses(const CutRow& row, const float* z, uint64_t* m) {
+  float w[kSegment];
+  for (int i = 0; i < kSegment; ++i) w[i] = exp_f32((z[i] - row.largest) / row.temperature);
+  for (int i = 0; i < kSegment; ++i) {
+    m[i] = static_cast<uint64_t>(static_cast<double>(w[i]) * 1099511627776.0);
+  }
+}
+
 // One counting pass: bins of the `bits` key bits above `shift`, over the kept ids whose higher key
-// bits equal `prefix`.
+// bits equal `prefix`. Segments whose largest logit is below all of these are skipped.
 static void count_pass(const CutRow& row, const Cut& limit, bool by_mass, int shift, int bits,
                        uint32_t prefix, uint64_t* bins) {
   const uint32_t mask = (1u << bits) - 1u;
   for (uint32_t b = 0; b <= mask; ++b) bins[b] = 0;
-  for (int32_t i = 0; i < row.n; ++i) {
-    const uint32_t key = ordered_f32(row.z[i]);
-    const bool match = static_cast<uint64_t>(key) >> (shift + bits) == prefix;
-    if (!match || !kept(limit, key, i)) continue;
-    bins[key >> shift & mask] += by_mass ? mass(row, row.z[i]) : 1;
+  const uint64_t lowest = static_cast<uint64_t>(prefix) << (shift + bits);
+  for (int32_t s = 0; s < row.segments; ++s) {
+    const float top = static_cast<float>(row.maxima[s]);
+    const uint32_t top_key = ordered_f32(top);
+    if (top_key < lowest || top_key < limit.key || (by_mass && mass(row, top) == 0)) continue;
+    const float* z = row.z + static_cast<int64_t>(s) * kSegment;
+    uint64_t m[kSegment];
+    if (by_mass) masses(row, z, m);
+    for (int32_t i = 0; i < kSegment; ++i) {
+      const uint32_t key = ordered_f32(z[i]);
+      const bool match = static_cast<uint64_t>(key) >> (shift + bits) == prefix;
+      if (!match || !kept(limit, key, s * kSegment + i)) continue;
+      bins[key >> shift & mask] += by_mass ? m[i] : 1;
+    }
   }
+}
+
+// At least k ids reach the k-th largest segment maximum: nothing below it is in the top k.
+static Cut bound_of_top_k(const CutRow& row, int32_t top_k, uint64_t* bins) {
+  if (top_k > row.segments) return keep_all();
+  uint64_t before = 0;
+  uint32_t bin = 2047;
+  for (uint32_t b = 0; b <= bin; ++b) bins[b] = 0;
+  for (int32_t s = 0; s < row.segments; ++s) {
+    bins[ordered_f32(static_cast<float>(row.maxima[s])) >> 21] += 1;
+  }
+  while (before + bins[bin] < static_cast<uint64_t>(top_k)) before += bins[bin--];
+  const uint32_t key = bin << 21;  // the lowest key of the bin that holds the k-th maximum
+  return key > keep_all().key ? Cut{key, INT32_MAX} : keep_all();
 }
 
 // The cut that keeps ids, in order, while what is before them is below the target: `amount` ids, or
@@ -81,10 +113,16 @@ static Cut find_cut(const CutRow& row, const Cut& limit, bool by_mass, double am
     prefix = prefix << kBits[level] | static_cast<uint32_t>(bin);
   }
   Cut cut{prefix, -1};
-  for (int32_t i = 0; i < row.n && static_cast<double>(before) < target; ++i) {
-    if (ordered_f32(row.z[i]) != prefix || !kept(limit, prefix, i)) continue;
-    cut.last = i;
-    before += by_mass ? mass(row, row.z[i]) : 1;
+  for (int32_t s = 0; s < row.segments; ++s) {
+    if (ordered_f32(static_cast<float>(row.maxima[s])) < prefix) continue;
+    const float* z = row.z + static_cast<int64_t>(s) * kSegment;
+    for (int32_t i = 0; i < kSegment; ++i) {
+      const int32_t id = s * kSegment + i;
+      if (ordered_f32(z[i]) != prefix || !kept(limit, prefix, id)) continue;
+      if (static_cast<double>(before) >= target) return cut;
+      cut.last = id;
+      before += by_mass ? mass(row, z[i]) : 1;
+    }
   }
   return cut;
 }
@@ -92,7 +130,7 @@ static Cut find_cut(const CutRow& row, const Cut& limit, bool by_mass, double am
 /// top-k (k <= 0: off), then top-p on the mass that is left (p >= 1: off).
 static Cut truncate(const CutRow& row, int32_t top_k, float top_p, uint64_t* bins) {
   Cut cut = keep_all();
-  if (top_k > 0) cut = find_cut(row, cut, false, top_k, bins);
+  if (top_k > 0) cut = find_cut(row, bound_of_top_k(row, top_k, bins), false, top_k, bins);
   if (top_p < 1.0f) cut = find_cut(row, cut, true, static_cast<double>(top_p), bins);
   return cut;
 }
