@@ -288,7 +288,7 @@ def _convert(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any] |
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
     if kind in "iu":
-        if values.dtype.kind == "f" or (
+        if values.dtype.kind not in "iuO" or (
             values.dtype.kind == "O"
             and not all(isinstance(v, (int, np.integer)) for v in values.reshape(-1))
         ):
