@@ -182,13 +182,14 @@ class Checker:
             if not optional:
                 self.fail(name, "None", f"an array {_format_shape(shape)}")
             return None
-        if not (is_torch(x) or isinstance(x, np.ndarray)):
+        torch_kind = is_torch(x)
+        if not (torch_kind or isinstance(x, np.ndarray)):
             self.fail(name, _describe(x), "a torch tensor or NumPy array")
             return None
         ok = True
         if self.like is None:
             self.like = x
-        elif is_torch(x) != is_torch(self.like) or device_name(x) != device_name(self.like):
+        elif torch_kind != is_torch(self.like) or (torch_kind and x.device != self.like.device):
             kind = "torch" if is_torch(self.like) else "NumPy"
             got = f"{'torch' if is_torch(x) else 'NumPy'} on {device_name(x)}"
             self.fail(name, got, f"{kind} on {device_name(self.like)} like the other arrays")

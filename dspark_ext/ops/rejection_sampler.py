@@ -188,7 +188,7 @@ class _Call:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = given
         self.check = Checker("rejection_sample")
-        self.views: dict[str, View | None] = {}
+        self.views: dict[str, View | None] = {"rule": None}
         self.outputs: dict[str, View] = {}
         self.requests, self.gamma, self.vocab = 0, 1, 1
 
@@ -224,8 +224,10 @@ class _Call:
         return self.views[name]
 
     def _range(self, name: str, v: View | None, good: Any, expected: str) -> None:
+        if v is None:
+            return
         values = self.check.values(v)
-        bad = values[~good(values)] if values.size else values
+        bad = values[~good(values)]
         if bad.size:
             self.check.fail(name, ", ".join(str(x) for x in bad[:4].tolist()), expected)
 
@@ -269,9 +271,10 @@ class _Call:
     def _rules(self, rule: Any) -> None:
         check = self.check
         if isinstance(rule, str):
-            if not check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
-                return
-            rule = RULES[rule]
+            if check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
+                codes = np.full(self.requests, RULES[rule], np.int32)
+                self.views["rule"] = view(check._like_kind(codes))
+            return
         v = check.per_request("rule", rule, self.requests, "int32", optional=False)
         self._range("rule", v, lambda x: np.isin(x, list(RULES.values())), f"codes of {RULES}")
         self.views["rule"] = v
@@ -369,11 +372,12 @@ class _Call:
             for name, what in _MISSING.items()
             if self.given[name] is not None
         ]
-        codes = self.check.values(self.views["rule"])
+        rule = self.given["rule"]
+        codes = [RULES[rule]] if isinstance(rule, str) else self.check.values(self.views["rule"])
         missing += [
             f"rule: {name!r} is not implemented yet; use 'greedy', 'token' or 'match'"
             for name in ("block", "synthetic")
-            if np.any(codes == RULES[name])
+            if RULES[name] in codes
         ]
         if self.given["top_logprobs"]:
             missing.append("top_logprobs: lists of the likeliest tokens are not implemented yet")
