@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time paged_kv_append against index_put on the same paged cache.
+
+    python bench/bench_paged_kv.py [--json] [--seconds S] [--seed N] [--full]
+
+All contenders write the same rows in the same run, in turns; microseconds are medians per call,
+Python included. Before anything is timed the caches are compared.
+
+* op: dspark_ext.paged_kv_append; where a rotation is asked for, it is part of the call
+* torch: page and row of every token from the table, index_put of k and of v (converted when the
+  dtypes differ), and the rotation in torch where one is asked for
+* index_put: the two index_put alone, the places known and k turned beforehand
+* floor: k and v read, and written once, at the bandwidth a sum over a large array reaches
+
+A step of a decoder appends a few tokens per layer: there the call is the cost, not the bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from lib.report import arguments, publish
+from lib.timing import read_bandwidth, time_in_turns
+
+import dspark_ext as dx
+
+PAGE = 16
+SHORT = [
+    # R, tokens per request, Hkv, D, dtype, cache dtype, rope
+    (1, 1, 3, 64, "float32", "float32", False),
+    (8, 1, 3, 64, "bfloat16", "bfloat16", False),
+    (8, 8, 3, 64, "float32", "float32", False),
+    (8, 8, 3, 64, "float32", "bfloat16", False),
+    (8, 8, 3, 64, "bfloat16", "bfloat16", True),
+    (1, 1000, 3, 64, "float32", "float32", False),
+]
+FULL = [
+    *SHORT,
+    (64, 8, 8, 128, "bfloat16", "bfloat16", False),
+    (64, 8, 8, 128, "bfloat16", "bfloat16", True),
+    (1, 4000, 8, 128, "bfloat16", "bfloat16", False),
+    (1, 4000, 8, 128, "float32", "float16", False),
+]
+
+
+def turn(k: torch.Tensor, position: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
+    """Half-split rotation as a model writes it in torch."""
+    angle = position.double()[:, None, None] * inv_freq
+    c, s = angle.cos().float(), angle.sin().float()
+    a, b = k.float().chunk(2, -1)
+    return torch.cat((a * c - b * s, b * c + a * s), -1)
+
+
+def measure(shape: tuple[Any, ...], seconds: float, seed: int, bandwidth: float) -> dict[str, Any]:
+    requests, tokens, heads, d, dtype, cache_dtype, rotated = shape
+    g = torch.Generator().manual_seed(seed)
+    kinds = getattr(torch, dtype), getattr(torch, cache_dtype)
+    columns = (300 + tokens) // PAGE + 1
+    pages = requests * columns
+    k, v = (torch.randn(requests * tokens, heads, d, generator=g).to(kinds[0]) for _ in "kv")
+    table = torch.randperm(pages, generator=g).int().view(requests, columns)
+    kv_len = torch.randint(0, 300, (requests,), generator=g).int()
+    cu = torch.arange(requests + 1, dtype=torch.int32) * tokens
+    rope = dx.Rope(1e5) if rotated else None
+    caches = {
+        name: torch.zeros(2, pages, PAGE, heads, d, dtype=kinds[1])
+        for name in ("op", "torch", "index_put")
+    }
+    status = torch.empty(requests, dtype=torch.int32)
+    owner = torch.arange(requests).repeat_interleave(tokens)
+    inv_freq = torch.tensor(dx.Rope(1e5).inv_freq(d).tolist(), dtype=torch.float64)
+
+    def places() -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        position = kv_len[owner] + torch.arange(requests * tokens) - cu[owner]
+        return position, (table[owner, position // PAGE].long(), position % PAGE)
+
+    position, place = places()
+    ready = (turn(k, position, inv_freq) if rotated else k).to(kinds[1]), v.to(kinds[1])
+
+    def op() -> None:
+        dx.paged_kv_append(
+            k, v, *caches["op"], page_table=table, kv_len=kv_len, cu_seqlens=cu, rope=rope,
+            out=status,
+        )  # fmt: skip
+
+    def composed() -> None:
+        position, place = places()
+        new_k = turn(k, position, inv_freq) if rotated else k
+        for cache, new in zip(caches["torch"], (new_k, v), strict=True):
+            cache.index_put_(place, new.to(kinds[1]))
+
+    def index_put() -> None:
+        for cache, new in zip(caches["index_put"], ready, strict=True):
+            cache.index_put_(place, new)
+
+    for call in (op, composed, index_put):
+        call()
+    for name in ("torch", "index_put"):
+        torch.testing.assert_close(caches["op"], caches[name])
+    contenders = {"op": op, "torch": composed, "index_put": index_put}
+    times = time_in_turns(contenders, seconds=seconds)
+    us = {name: 1e6 * t.median for name, t in times.items()}
+    moved = 2 * k.numel() * (k.element_size() + caches["op"].element_size())
+    return {
+        "R": requests,
+        "tokens": tokens,
+        "heads": f"{heads}x{d}",
+        "dtype": dtype,
+        "cache": cache_dtype,
+        "rope": "yes" if rotated else "no",
+        "op us": us["op"],
+        "p95 us": 1e6 * times["op"].p95,
+        "torch us": us["torch"],
+        "torch/op": us["torch"] / us["op"],
+        "index_put us": us["index_put"],
+        "index_put/op": us["index_put"] / us["op"],
+        "floor us": 1e6 * moved / bandwidth,
+    }
+
+
+def main() -> None:
+    parser = arguments(str(__doc__).split("\n\n")[0])
+    parser.add_argument("--full", action="store_true", help="more shapes")
+    options = parser.parse_args()
+    bandwidth = read_bandwidth()
+    shapes = FULL if options.full else SHORT
+    rows = [measure(shape, options.seconds, options.seed, bandwidth) for shape in shapes]
+    publish(rows, as_json=options.json, note=f"page size {PAGE}; us per call")
+
+
+if __name__ == "__main__":
+    main()
