@@ -89,6 +89,21 @@ int32_t over_segments(const Lane& lane, const Body& body) {
   return pieces;
 }
 
+// The same for the columns of a draft row, of which there are at most as many as ids.
+template <class Body>
+int32_t over_columns(const Lane& lane, int32_t columns, const Body& body) {
+  return over_segments(lane, [&](int32_t begin, int32_t end, int32_t piece) {
+    const int32_t first = begin * kSegment < columns ? begin * kSegment : columns;
+    body(first, end * kSegment < columns ? end * kSegment : columns, piece);
+  });
+}
+
+// lse from a mass relative to the largest logit.
+double log_of(double mass, float top, double temperature) {
+  if (mass == 0.0) return static_cast<double>(kNegInf);
+  return static_cast<double>(top) / temperature + log_f64(mass);
+}
+
 }  // namespace
 
 void analyse(Lane& lane, const RowLaw& law) {
@@ -106,19 +121,32 @@ void analyse(Lane& lane, const RowLaw& law) {
   for (int32_t i = 0; i < pieces; ++i) lane.nan |= t.flags[i] != 0;
 
   const double temperature = static_cast<double>(law.temperature);
-  row.lse = loops.log_sum(t.max, t.sum, lane.segments, temperature);
-  lane.raw_lse =
-      raw_differs(law) ? loops.log_sum(t.raw_max, t.raw_sum, lane.segments, 1.0) : row.lse;
-  lane.empty = row.lse == static_cast<double>(kNegInf);
-  lane.top = kNegInf;
-  for (int32_t s = 0; s < lane.segments; ++s) lane.top = t.max[s] > lane.top ? t.max[s] : lane.top;
+  const double mass = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
+  row.lse = log_of(mass, lane.top, temperature);
+  lane.raw_lse = row.lse;
+  if (raw_differs(law)) {
+    float top;
+    const double raw = loops.mass_sum(t.raw_max, t.raw_sum, lane.segments, 1.0, &top);
+    lane.raw_lse = log_of(raw, top, 1.0);
+  }
+  lane.empty = mass == 0.0;
   if (lane.empty || !truncated(law)) return;
 
-  const double mass = exp_f64(row.lse - static_cast<double>(lane.top) / temperature);
   row.cut = find_cut(loops, row, lane.segments, lane.top, mass);
   over_segments(
       lane, [&](int32_t begin, int32_t end, int32_t) { loops.restrict_support(row, begin, end); });
-  row.lse = loops.log_sum(t.max, t.sum, lane.segments, temperature);
+  const double kept = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
+  row.lse = log_of(kept, lane.top, temperature);
+}
+
+bool draft_has_nan(const Lane& lane, const DraftRow& draft) {
+  const int32_t pieces =
+      over_columns(lane, draft.vocab, [&](int32_t begin, int32_t end, int32_t i) {
+        lane.row.scratch.flags[i] = lane.loops->draft_nan(draft, begin, end) ? 1 : 0;
+      });
+  bool nan = false;
+  for (int32_t i = 0; i < pieces; ++i) nan |= lane.row.scratch.flags[i] != 0;
+  return nan;
 }
 
 float logit_of(const Lane& lane, int32_t token) {

@@ -95,8 +95,10 @@ struct RejectionLoops {
   void (*segment)(const RowView& row, int32_t segment, float* z);
   /// Weights of one segment relative to its maximum, times the residual factor if `draft`.
   void (*weights)(const RowView& row, const DraftRow* draft, int32_t segment, float* w);
-  /// log sum_s sum[s] exp(max[s] / T), in ascending order in float64; -inf without mass.
-  double (*log_sum)(const float* max, const float* sum, int32_t segments, double temperature);
+  /// Sum of sum[s] exp((max[s] - largest) / T) in ascending order in float64, 0 without mass. The
+  /// largest maximum is returned apart, so that huge logits do not swallow the sum.
+  double (*mass_sum)(const float* max, const float* sum, int32_t segments, double temperature,
+                     float* largest);
   /// Best packed key max / T + log(sum) + Gumbel; 0 when no segment has mass.
   uint64_t (*best_key)(const float* max, const float* sum, double temperature,
                        const DrawStream& noise, bool equal_noise, int32_t begin, int32_t end);

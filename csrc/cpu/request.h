@@ -35,6 +35,8 @@ struct RowDraw {
 
 /// Scan a row, apply its truncation and fill the lane.
 void analyse(Lane& lane, const RowLaw& law);
+/// Whether any column of a stored draft row is NaN.
+bool draft_has_nan(const Lane& lane, const DraftRow& draft);
 /// Processed logit of an id; -inf outside the support.
 float logit_of(const Lane& lane, int32_t token);
 /// log p of an id whose processed logit is z.

@@ -176,7 +176,7 @@ DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, do
   row->vocab = p.draft_vocab_size;
   row->temperature = static_cast<double>(q.s.draft_temperature);
   row->lse = static_cast<double>(lse);
-  if (logit != logit || lse != lse || q.lane.loops->draft_nan(*row, 0, row->vocab)) {
+  if (logit != logit || lse != lse || draft_has_nan(q.lane, *row)) {
     return DraftLaw::kNone;
   }
   if (logit == -__builtin_inff() || !has_column(p, token)) return DraftLaw::kZero;

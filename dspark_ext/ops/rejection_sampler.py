@@ -203,10 +203,9 @@ class _Call:
         self.views["draft_tokens"] = None if drafts is None else _narrow(drafts)
         columns = check.sizes.get("V_pad", 1)
         size = given["vocab_size"]
-        self.vocab = columns if size is None else int(size)
-        check.require(
-            1 <= self.vocab <= columns, "vocab_size", str(self.vocab), f"1..{columns} (V_pad)"
-        )
+        whole = size is None or (isinstance(size, (int, np.integer)) and 1 <= size <= columns)
+        check.require(whole, "vocab_size", str(size), f"1..{columns} (V_pad)")
+        self.vocab = int(size) if size is not None and whole else columns
         self._per_request("draft_len", "int32", optional=False)
         self._cu_seqlens(given["cu_seqlens"])
         self._per_request("seed", "uint64", optional=False)
@@ -295,7 +294,11 @@ class _Call:
         if stops is None:
             return
         if not (is_torch(stops) or isinstance(stops, np.ndarray)):
-            stops = self.check._like_kind(np.atleast_1d(np.asarray(stops, dtype=np.int64)))
+            ids = np.atleast_1d(np.asarray(stops, dtype=object))
+            if not all(isinstance(i, (int, np.integer)) for i in ids.reshape(-1)):
+                self.check.fail("stop_ids", repr(stops)[:80], "ids")
+                return
+            stops = self.check._like_kind(ids.clip(-1, 2**31 - 1).astype(np.int64))
         shape = ("S",) if stops.ndim == 1 else ("R", "S")
         v = self.check.array("stop_ids", stops, shape, INTS)
         self.views["stop_ids"] = None if v is None else _narrow(v)

@@ -75,6 +75,8 @@ STORED = {
         ({"token_mask": np.zeros((4, 40), bool)}, "token_mask: got bool"),
         ({"vocab_size": 41}, "vocab_size: got 41, expected 1..40"),
         ({"vocab_size": 0}, "vocab_size: got 0"),
+        ({"vocab_size": 2.5}, "vocab_size: got 2.5"),
+        ({"stop_ids": ["eos"]}, "stop_ids: got .'eos'., expected ids"),
         ({"stop_ids": np.zeros((3, 2), np.int32)}, "stop_ids: got shape"),
         ({"draft_logits": STORED["draft_logits"]}, "only draft_logits, expected all three or none"),
         ({"draft_logit": STORED["draft_logit"]}, "only draft_logit, expected all three or none"),

@@ -341,6 +341,14 @@ def test_infinite_logits_are_the_largest_finite(backend: str) -> None:
         assert got.tokens[0, 0] == 1 and got.logprob[0, 0] == 0 and got.status[0] == 0
 
 
+def test_two_infinite_logits_share_the_mass_of_top_p(backend: str) -> None:
+    rows = np.array([[[INF, 5, INF, 0]]], np.float32)
+    tokens = [
+        int(verify(rows, [[0]], backend, top_p=0.9, seed=[seed]).tokens[0, 0]) for seed in range(40)
+    ]
+    assert set(tokens) == {0, 2}
+
+
 def test_empty_rows_emit_the_lowest_allowed_id(backend: str) -> None:
     rows = np.full((1, 2, 70), -INF, np.float32)
     mask = np.zeros((2, 3), np.int32)

@@ -148,6 +148,31 @@ def test_reduced_draft_vocabulary(rule: str) -> None:
     assert p_value(wrong.tokens[:, 0], P8) < LEVEL
 
 
+@pytest.mark.parametrize("truncation", [{"top_k": 3}, {"top_p": 0.6}], ids=["top-k", "top-p"])
+def test_truncated_drafts(truncation: dict[str, Any]) -> None:
+    """The draft's own truncation is part of q: markov_loop returns it, -inf outside."""
+    q = log(Q8)
+    draft = draft_from(q, 100_000, 1, store_logits=True, **truncation)
+    assert len(np.unique(draft.tokens)) < 8
+    got = dx.rejection_sample(
+        np.broadcast_to(log(P8), (200_000, 8)),
+        draft.tokens,
+        draft_len=1,
+        cu_seqlens=np.arange(100_001) * 2,
+        seed=np.arange(100_000, dtype=np.uint64),
+        position=77,
+        temperature=1.0,
+        draft_logit=draft.logit,
+        draft_lse=draft.lse,
+        draft_logits=draft.logits,
+    )
+    assert not got.status.any()
+    assert p_value(got.tokens[:, 0], P8) > LEVEL
+    # control: the untruncated law in the residual
+    wrong = verify(log(P8), q, draft)
+    assert p_value(wrong.tokens[:, 0], P8) < LEVEL
+
+
 def test_v7_a_greedy_drafts_law_is_one_hot() -> None:
     q, p = log([0.9, 0.1]), np.array([0.6, 0.4])
     draft = draft_from(q, 60_000, 1, temperature=0.0)

@@ -262,10 +262,12 @@ DSPARK_LOOP double exp_nonpositive(double x) {
   return x < -700.0 ? 0.0 : y;
 }
 
-double log_sum(const float* max, const float* sum, int32_t segments, double temperature) {
+double mass_sum(const float* max, const float* sum, int32_t segments, double temperature,
+                float* largest) {
   float top = kNegInf;
   for (int32_t s = 0; s < segments; ++s) top = max[s] > top ? max[s] : top;
-  if (top == kNegInf) return static_cast<double>(kNegInf);
+  *largest = top;
+  if (top == kNegInf) return 0.0;
   double total = 0.0;
   for (int32_t s = 0; s < segments; s += kChunk) {
     const int32_t n = segments - s < kChunk ? segments - s : kChunk;
@@ -277,7 +279,7 @@ double log_sum(const float* max, const float* sum, int32_t segments, double temp
     }
     for (int32_t i = 0; i < n; ++i) total += term[i];
   }
-  return static_cast<double>(top) / temperature + log_f64(total);
+  return total;
 }
 
 // Words of segments [s, s + 64), s a multiple of 4.
@@ -399,6 +401,6 @@ void histogram(const RowView& row, float top, float scale, int32_t begin, int32_
 }  // namespace
 
 const RejectionLoops rejection_loops = {scan,    restrict_support, draft_nan, residual, segment,
-                                        weights, log_sum,          best_key,  histogram};
+                                        weights, mass_sum,         best_key,  histogram};
 
 }  // namespace dspark::cpu::DSPARK_SIMD

@@ -10,6 +10,12 @@
 // Processors act on every row in this order: token mask, logit bias; then argmax (T = 0), or
 // temperature, min-p, top-k, top-p (crossing token kept). Total order: probability descending, id
 // ascending. NaN counts as -inf, +inf as the largest finite value.
+//
+// What the data does wrong sets bits of status[r] and never leads outside an array: an illegal
+// sampling parameter counts as off (T and rule: as greedy), draft_len is clamped to 0..gamma and to
+// the request's rows, a request without a row emits nothing. A draft id outside [0, V), or with
+// q = 0, ends the prefix and the token comes from p; a NaN in the stored law of a draft refuses it.
+// Rows behind the first rejection are not read.
 #ifndef DSPARK_REJECTION_SAMPLER_H_
 #define DSPARK_REJECTION_SAMPLER_H_
 
