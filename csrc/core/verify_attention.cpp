@@ -7,6 +7,9 @@
 
 namespace {
 
+// Elements of one token's queries: offsets inside a tile of rows then fit in 32 bits.
+constexpr int64_t kMaxRow = INT64_C(1) << 24;
+
 bool finite(float x) { return x - x == 0.0f; }
 
 void check_sizes(dspark::Problems& problems, const dspark_verify_attention_params* p) {
@@ -16,6 +19,10 @@ void check_sizes(dspark::Problems& problems, const dspark_verify_attention_param
                  "num_q_heads: got %d, expected a multiple of num_kv_heads = %d", p->num_q_heads,
                  p->num_kv_heads);
   dspark::check_positive(problems, "head_dim", p->head_dim);
+  const int64_t row = static_cast<int64_t>(p->num_q_heads) * p->head_dim;
+  DSPARK_REQUIRE(problems, row <= kMaxRow,
+                 "num_q_heads * head_dim: got %lld, expected at most %lld elements a token",
+                 static_cast<long long>(row), static_cast<long long>(kMaxRow));
   dspark::check_positive(problems, "page_size", p->page_size);
   dspark::check_not_negative(problems, "num_pages", p->num_pages);
   dspark::check_not_negative(problems, "max_pages", p->max_pages);

@@ -7,9 +7,16 @@ from typing import Any
 
 from dspark_ext._arrays import FLOATS, Checker, View
 
-__all__ = ["check_caches"]
+__all__ = ["check_caches", "check_writable"]
 
 _SHAPE = ("pages", "page_size", "Hkv", "D")
+
+
+def check_writable(check: Checker, name: str, x: Any) -> None:
+    """Refuse a read-only NumPy array that the call would write to."""
+    flags = getattr(x, "flags", None)
+    if flags is not None:
+        check.require(bool(flags.writeable), name, "a read-only array", "one that can be written")
 
 
 def check_caches(check: Checker, k_cache: Any, v_cache: Any) -> tuple[View | None, View | None]:

@@ -33,7 +33,7 @@ def signature(arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
         elif torch is not None and isinstance(x, torch.Tensor):
             seen.append((x.shape, x.stride(), x.dtype, x.device))
         elif isinstance(x, np.ndarray):
-            seen.append((x.shape, x.strides, x.dtype))
+            seen.append((x.shape, x.strides, x.dtype, x.flags.writeable))
         else:
             return None
     return tuple(seen)

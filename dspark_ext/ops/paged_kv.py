@@ -9,7 +9,7 @@ import numpy as np
 
 from dspark_ext import _C, _backend
 from dspark_ext._arrays import FLOATS, Checker, View, empty, to_numpy
-from dspark_ext.ops._paging import check_caches
+from dspark_ext.ops._paging import check_caches, check_writable
 from dspark_ext.ops._prepared import Prepared, addresses, signature
 from dspark_ext.ops.rope import Rope
 
@@ -124,6 +124,8 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
     v_k = check.array("k", k, ("B", "Hkv", "D"))
     v_v = check.array("v", v, ("B", "Hkv", "D"), FLOATS if v_k is None else (v_k.dtype,))
     caches = check_caches(check, k_cache, v_cache)
+    check_writable(check, "k_cache", k_cache)
+    check_writable(check, "v_cache", v_cache)
     v_table = check.array("page_table", page_table, ("R", "max_pages"), ("int32",))
     requests = check.sizes.get("R", 0)
     v_len = check.per_request("kv_len", kv_len, requests, "int32", optional=False)
@@ -219,6 +221,8 @@ def paged_kv_commit(
     check = Checker("paged_kv_commit")
     v_len = check.array("kv_len", kv_len, ("R",), ("int32",), contiguous=True)
     v_position = check.array("position", position, ("R",), ("int64",), contiguous=True)
+    check_writable(check, "kv_len", kv_len)
+    check_writable(check, "position", position)
     requests = check.sizes.get("R", 0)
     v_emitted = check.per_request("num_emitted", num_emitted, requests, "int32", optional=False)
     v_active = check.per_request("active", active, requests, "uint8")

@@ -83,6 +83,22 @@ def test_scales_are_not_here_yet(name: str) -> None:
         dx.paged_kv_append(**_arguments(), **{name: torch.ones(1)})
 
 
+def _frozen(x: Any) -> Any:
+    x = np.array(x)
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+def test_read_only_caches(name: str) -> None:
+    arguments = {key: x.numpy() for key, x in _arguments().items()}
+    dx.paged_kv_append(**arguments)  # the same shapes, writable
+    arguments[name] = _frozen(arguments[name] * 0)
+    with pytest.raises(dx.ArgumentError, match=f"{name}: got a read-only array"):
+        dx.paged_kv_append(**arguments)
+    assert not arguments[name].any()
+
+
 def test_status_can_be_preallocated() -> None:
     out = torch.full((2,), 9, dtype=torch.int32)
     for _ in range(2):
@@ -125,4 +141,6 @@ def test_commit_refuses_and_writes_nothing() -> None:
         assert name in str(error.value)
     with pytest.raises(dx.ArgumentError, match="kv_len: got int64"):
         dx.paged_kv_commit(position, position, [1, 2])
+    with pytest.raises(dx.ArgumentError, match="kv_len: got a read-only array"):
+        dx.paged_kv_commit(_frozen(kv_len), position, [1, 2])
     assert kv_len.tolist() == position.tolist() == [5, 6]

@@ -139,6 +139,22 @@ def test_bad_arguments(make_batch: Any, name: str) -> None:
     assert (out == 7).all()
 
 
+def test_read_only_results(make_batch: Any) -> None:
+    batch = make_batch([2], [9])
+    names = ("q", "k_cache", "v_cache", "page_table", "kv_len", "cu_seqlens")
+    arrays = {name: getattr(batch, name).numpy() for name in names}
+    out = np.zeros_like(arrays["q"])
+    dx.verify_attention(**arrays, max_q_len=2, out=out)
+    frozen = np.zeros_like(out)
+    frozen.flags.writeable = False
+    for name in ("k_cache", "v_cache", "q"):  # only read: may be frozen
+        arrays[name].flags.writeable = False
+    np.testing.assert_array_equal(dx.verify_attention(**arrays, max_q_len=2), out)
+    with pytest.raises(dx.ArgumentError, match="out: got a read-only array"):
+        dx.verify_attention(**arrays, max_q_len=2, out=frozen)
+    assert not frozen.any()
+
+
 def test_scales_are_not_here_yet(make_batch: Any) -> None:
     with pytest.raises(NotImplementedError, match="k_scale"):
         make_batch([2], [9]).call(k_scale=torch.ones(1))
