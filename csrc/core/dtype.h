@@ -25,11 +25,10 @@ DSPARK_HD uint16_t f32_to_bf16(float x) {
 DSPARK_HD float f16_to_f32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t body = h & 0x7fffu;
-  // Through a multiplication, which also gets the subnormals right: 2^112 rebiases the exponent.
-  const float scaled = float_from_bits(body << 13) * 5.192296858534828e33f;
-  const uint32_t special = body >= 0x7c00u ? 0x7f800000u | (body & 0x3ffu) << 13 : 0u;
-  const uint32_t magnitude = body >= 0x7c00u ? special : bits_f32(scaled);
-  return float_from_bits(sign | magnitude);
+  // Normal arithmetic only, so that a process that flushes subnormals gets the same bits.
+  const float tiny = float_from_bits(0x38800000u | body << 13) - 6.103515625e-05f;  // 2^-14
+  const uint32_t normal = (body << 13) + (body >= 0x7c00u ? 0x70000000u : 0x38000000u);
+  return float_from_bits(sign | (body < 0x400u ? bits_f32(tiny) : normal));
 }
 
 /// Nearest binary16, ties to even; overflow gives infinity, NaN stays NaN.

@@ -7,6 +7,7 @@
 //   exp_f32: <= 1.1 ulp on [-87, 88], exactly 0 below -87, relative error < 1.3e-7
 //   log_f64: <= 2 ulp for positive normal numbers
 //   exp_f64: <= 2 ulp on [-708, 709], exactly 0 below -708
+//   expm1_f64: <= 3 ulp for x <= 0
 #ifndef DSPARK_CORE_MATH_H_
 #define DSPARK_CORE_MATH_H_
 

@@ -94,13 +94,12 @@ class _Call:
     def _head(self, weight: Any, bias: Any, hidden: Any) -> None:
         check = self.check
         self.hidden = self.weight = self.bias = None
-        if not check.require(self.head in HEADS, "head", repr(self.head), " or ".join(HEADS)):
-            return
+        self.has_hidden = hidden is not None
         if hidden is not None:
             v = check.array("hidden", hidden, ("R", "gamma", "d"))
-            if v is not None and v.dtype != "float32":
-                v = _as_float32(v)
-            self.hidden = v
+            self.hidden = v if v is None or v.dtype == "float32" else _as_float32(v)
+        if not check.require(self.head in HEADS, "head", repr(self.head), " or ".join(HEADS)):
+            return
         d = self.check.sizes.get("d", 0)
         if self.head == "vanilla":
             for name, x in (("head_weight", weight), ("head_bias", bias)):
@@ -126,11 +125,11 @@ class _Call:
             )
         if weight is None:
             return
-        given = self.hidden is not None or "d" in check.sizes
-        check.require(given, "hidden", "None", "[R, gamma, d] with confidence_weight")
+        expected = "[R, gamma, d] with confidence_weight"
+        check.require(self.has_hidden, "hidden", "None", expected)
         self.confidence = self._float32("confidence_weight", weight, ("confidence inputs",))
         d = check.sizes.get("d", 0)
-        if self.confidence is not None and given:
+        if self.confidence is not None and self.hidden is not None:
             n = self.confidence.shape[0]
             sizes = f"d + r = {d + self.rank} or d = {d} values"
             check.require(n in (d, d + self.rank), "confidence_weight", f"{n} values", sizes)

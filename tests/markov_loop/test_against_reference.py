@@ -147,6 +147,16 @@ def test_full_vocabulary(make: Callable[..., Case]) -> None:
     compare(got, want, margin, SAMPLING_MARGIN, z_error=0)
 
 
+@pytest.mark.parametrize("requests", [1, 6])
+def test_rows_longer_than_the_widening_buffer(requests: int, make: Callable[..., Case]) -> None:
+    case = make(requests, 2, 133, 1040)
+    base = torch.from_numpy(case["base_logits"])
+    got = dx.markov_loop(**case, temperature=1.0, store_logits=True)
+    want, margin = oracle(case, base, temperature=1.0)
+    compare(got, want, margin, SAMPLING_MARGIN, z_error=0)
+    np.testing.assert_array_equal(got.logits[:, 0], want.logits[:, 0])
+
+
 @pytest.mark.parametrize("t", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_int8_projection(
     t: float, backend: str, rng: np.random.Generator, make: Callable[..., Case]
