@@ -21,6 +21,10 @@ BIN ?= .venv/bin
 CXX_FILES = find csrc tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 PYTHON_FILES = $(wildcard _build bench dspark_ext python setup.py tests)
 
+# The tests run in build/run: a process that they start there finds the installed package, not the
+# sources of the tree.
+PROGRAMS = $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
+
 ifeq ($(BIN),.venv/bin)
   REQUIREMENTS = $(PYTHON) _build/environment.py requirements
   ENVIRONMENT = $(PYTHON) _build/environment.py
@@ -45,18 +49,22 @@ demo: environment
 
 test: export DSPARK_WERROR = ON
 test: environment lint
-	@$(BIN)/pytest -q tests docs README.md --doctest-glob='*.md' \
+	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -c "$(CURDIR)/pyproject.toml" \
+	  "$(CURDIR)/tests" "$(CURDIR)/docs" "$(CURDIR)/README.md" --doctest-glob='*.md' \
 	  --doctest-modules --pyargs dspark_ext dspark
 
 test-cuda-pip: environment
-	@DSPARK_TEST_CUDA_PIP=1 $(BIN)/pytest -q tests/packaging/test_cuda_pip.py
+	@mkdir -p build/run && cd build/run && DSPARK_TEST_CUDA_PIP=1 "$(PROGRAMS)/pytest" -q \
+	  -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests/packaging/test_cuda_pip.py"
 
 dev: requirements
-	@export PATH="$(CURDIR)/.venv/bin:$$PATH"; cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
-	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$($(BIN)/python \
-	  -c 'import sys; print(sys.executable)')" > build-dev.log || { cat build-dev.log; exit 1; }
-	@mkdir -p build/logs && mv build-dev.log build/logs/dev.log
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" cmake --build build/dev --parallel 2 -- --quiet
+	@mkdir -p build/logs
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
+	python=$$($(BIN)/python -c 'import sys; print(sys.executable)') && \
+	{ cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DDSPARK_INPLACE=ON \
+	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$python" \
+	  > build/logs/dev.log || { cat build/logs/dev.log; exit 1; }; } && \
+	cmake --build build/dev --parallel 2 -- --quiet
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)

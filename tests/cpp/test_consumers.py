@@ -7,17 +7,38 @@ build/, so that a second run compiles nothing.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-CUDA_SYSTEM = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def nvcc_kind() -> str | None:
+    """Where a CUDA compiler is: on this machine, in this environment, or nowhere."""
+    sys.path.insert(0, str(ROOT / "_build"))
+    try:
+        toolchain = importlib.import_module("toolchain")
+    finally:
+        sys.path.pop(0)
+    if toolchain.system_nvcc():
+        return "system"
+    return "pip" if toolchain.pip_cuda_root() else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _path() -> Iterator[None]:
+    """CMake and ninja may have come as requirements of this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(Path(sys.executable).parent))
+        yield
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -51,12 +72,14 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     cuda = request.param == "on"
     if cuda and os.environ.get("DSPARK_CUDA") == "off":
         pytest.skip("DSPARK_CUDA=off in the environment")
-    if cuda and not CUDA_SYSTEM:
-        pytest.skip("no nvcc on this machine")
-    prefix = tmp_path_factory.mktemp(f"prefix {request.param}")  # a blank in the path
+    kind = nvcc_kind() if cuda else "off"
+    if kind is None:
+        pytest.skip("no nvcc on this machine or in this environment")
+    prefix = tmp_path_factory.mktemp(f"prefix {kind}")  # a blank in the path
+    options = [f"-DDSPARK_CUDA={kind}", f"-DPython_EXECUTABLE={sys.executable}"]
     # One architecture: the whole list is compiled for the wheel.
-    options = ["-DDSPARK_CUDA=system", "-DDSPARK_ARCHS=90a-real"] if cuda else ["-DDSPARK_CUDA=off"]
-    build_and_install(prefix, options, f"consumer-{request.param}")
+    options += ["-DDSPARK_ARCHS=90a-real"] if cuda else []
+    build_and_install(prefix, options, f"consumer-{kind}")
     if cuda:
         (prefix / "WITH_CUDA").touch()
     return prefix

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dspark calibrate``: fit, apply and check the temperatures of the confidence head.
+"""``dspark calibrate``: collect rounds, then fit, apply and check confidence temperatures.
 
+dspark calibrate collect PROMPTS.jsonl --output ROUNDS.npz
 dspark calibrate fit --rounds ROUNDS.npz --output sts.json
 dspark calibrate apply --rounds ROUNDS.npz --calibration sts.json --output survivals.npz
 dspark calibrate check --rounds HELDOUT.npz --calibration sts.json --max-ece 0.02
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark.engine.options import FAILED, OK, USAGE, add_common, add_models
 from dspark.scheduling.calibration import (
     Calibration,
     Reliability,
@@ -31,8 +33,6 @@ from dspark.scheduling.calibration import (
     survivals,
 )
 from dspark_ext import ArgumentError
-
-OK, FAILED, USAGE = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,24 +46,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     0.02
     """
     commands = parser.add_subparsers(dest="calibrate_command", required=True, metavar="COMMAND")
+    p = commands.add_parser("collect", help="run prompts with the scheduler off, keep the rounds")
+    p.add_argument("files", nargs="+", type=Path, help='JSONL, one {"turns": [...]} a line')
+    p.add_argument("--output", type=Path, required=True, help=".npz with logit and accepted")
+    p.add_argument("--limit", type=int, help="prompts of each file (a seeded choice)")
+    p.add_argument("--temperature", type=float, default=0.0, help="as in service; 0 = greedy")
+    p.add_argument("--max-new-tokens", type=int, default=128)
+    p.add_argument("--requests", type=int, default=8, help="concurrent requests")
+    add_models(p)
+    add_common(p)
     p = commands.add_parser("fit", help="fit one temperature per position")
     p.add_argument("--output", type=Path, required=True, help="file of the temperatures")
     p.add_argument("--drafter", help="name of the drafter, for the fingerprint")
     p.add_argument("--target", help="name of the target, for the fingerprint")
     p.add_argument("--min-rounds", type=int, default=200, help="fewer leave a position at 1")
-    _add_common(p)
+    _add_rounds(p)
     p = commands.add_parser("apply", help="write calibrated survivals")
     p.add_argument("--calibration", type=Path, required=True)
     p.add_argument("--output", type=Path, required=True, help=".npz with survival [N, gamma]")
-    _add_common(p)
+    _add_rounds(p)
     p = commands.add_parser("check", help="fail when a position is calibrated worse than allowed")
     p.add_argument("--calibration", type=Path, help="without it the raw head is checked")
     p.add_argument("--max-ece", type=float, required=True, help="largest ECE allowed, 0..1")
     p.add_argument("--min-rounds", type=int, default=200, help="fewer are not judged")
-    _add_common(p)
+    _add_rounds(p)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=Path, required=True, help=".npz with logit and accepted")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -71,12 +80,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run a parsed sub-command; returns the exit code.
 
-    0 = done and passed, 1 = the check failed or a file cannot be read, 2 = illegal arguments.
+    0 = done and passed, 1 = the check failed or something cannot be read, 2 = illegal arguments.
     """
-    command = {"fit": _fit, "apply": _apply, "check": _check}[args.calibrate_command]
+    from dspark.targets.smollm2 import TargetNotInstalledError
+
+    commands = {"collect": _collect, "fit": _fit, "apply": _apply, "check": _check}
     try:
-        result, code = command(args)
-    except OSError as error:
+        result, code = commands[args.calibrate_command](args)
+    except (OSError, TargetNotInstalledError) as error:
         print(f"dspark calibrate: {error}", file=sys.stderr)
         return FAILED
     except ValueError as error:
@@ -84,6 +95,35 @@ def main(args: argparse.Namespace) -> int:
         return USAGE
     print(json.dumps(result, indent=1) if args.json else _text(result))
     return code
+
+
+def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    import dspark_ext as dx
+    from dspark.engine.loading import load
+    from dspark.evaluation.prompts import choose, read_prompts
+    from dspark.scheduling.collect import collect
+
+    texts = [t for f in args.files for t in choose(read_prompts(f), args.limit, args.seed)]
+    models = load(args.dtype, args.model, args.drafter, progress=not args.quiet)
+    params = [
+        dx.SamplingParams(
+            temperature=args.temperature,
+            max_new_tokens=args.max_new_tokens,
+            stop_ids=models.stop_ids,
+            seed=args.seed + i,
+        )
+        for i in range(len(texts))
+    ]
+    logit, accepted = collect(
+        models.target,
+        models.drafter,
+        [models.encode(t) for t in texts],
+        params,
+        max_requests=args.requests,
+        progress=not args.quiet,
+    )
+    np.savez(args.output, logit=logit, accepted=accepted)
+    return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK
 
 
 def _read_rounds(path: Path) -> tuple[Any, Any]:
