@@ -141,7 +141,7 @@ class DSparkDrafter:
         count, gamma = len(active), self.gamma
         shaped = (logits.view(len(slots), gamma, -1), hidden.float().view(len(slots), gamma, -1))
         if len(slots) != count:
-            shaped = tuple(_spread(x, slots, count) for x in shaped)
+            shaped = _spread(shaped[0], slots, count), _spread(shaped[1], slots, count)
         if isinstance(anchor, Tensor):
             return shaped
         return shaped[0].numpy(), shaped[1].numpy()

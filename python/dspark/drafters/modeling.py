@@ -80,8 +80,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(c.hidden_size, kv, bias=False)
         self.o_proj = nn.Linear(q, c.hidden_size, bias=False)
         if c.qk_norm:
-            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
-            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+            self.q_norm: nn.Module = RMSNorm(c.head_dim, c.rms_norm_eps)
+            self.k_norm: nn.Module = RMSNorm(c.head_dim, c.rms_norm_eps)
         else:
             self.q_norm = self.k_norm = nn.Identity()
 
@@ -124,21 +124,24 @@ class Attention(nn.Module):
         k, v = self.key_value(x, cos_sin)
         if chosen is not None:
             x = take_slots(x, chosen)
-            cos_sin = tuple(take_slots(t, chosen) for t in cos_sin)
+            cos_sin = take_slots(cos_sin[0], chosen), take_slots(cos_sin[1], chosen)
         batch, blocks, slots, _ = x.shape
         q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (heads, dim))), cos_sin)
         # Rows of one KV head: (block, query head of the group, slot).
-        q = q.unflatten(-2, (kv_heads, group)).permute(0, 3, 1, 4, 2, 5)
+        q = torch.unflatten(q, -2, (kv_heads, group)).permute(0, 3, 1, 4, 2, 5)
         q = (q * dim**-0.5).reshape(batch, kv_heads, blocks, group * slots, dim)
         k, v = k.permute(0, 3, 1, 2, 4), v.permute(0, 3, 1, 2, 4)
         keys, values = (t.transpose(1, 2) for t in context)
-        past = torch.matmul(q.flatten(2, 3), keys.transpose(-1, -2)).unflatten(2, (blocks, -1))
+        past = torch.matmul(q.flatten(2, 3), keys.transpose(-1, -2))
+        past = torch.unflatten(past, 2, (blocks, -1))
         own = torch.matmul(q, k.transpose(-1, -2))
         weight = torch.cat([past + bias, own], dim=-1).softmax(dim=-1)
-        past, own = weight.split([past.shape[-1], own.shape[-1]], dim=-1)
-        out = torch.matmul(past.flatten(2, 3), values).unflatten(2, (blocks, -1))
-        out = (out + torch.matmul(own, v)).unflatten(3, (group, slots))
-        return self.o_proj(out.permute(0, 2, 4, 1, 3, 5).reshape(batch, blocks, slots, -1))
+        past, own = torch.split(weight, [past.shape[-1], own.shape[-1]], dim=-1)
+        out = torch.unflatten(torch.matmul(past.flatten(2, 3), values), 2, (blocks, -1))
+        out = torch.unflatten(out + torch.matmul(own, v), 3, (group, slots))
+        out = out.permute(0, 2, 4, 1, 3, 5).reshape(batch, blocks, slots, -1)
+        projected: Tensor = self.o_proj(out)
+        return projected
 
 
 class MLP(nn.Module):
@@ -152,7 +155,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., d]`` to ``[..., d]``."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -174,9 +178,10 @@ class Layer(nn.Module):
         chosen: Tensor | None = None,
     ) -> Tensor:
         """See :meth:`Attention.forward`; adds both residual branches."""
-        out = self.self_attn(self.input_layernorm(x), cos_sin, context, bias, chosen)
-        x = out + (x if chosen is None else take_slots(x, chosen))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = self.self_attn(self.input_layernorm(x), cos_sin, context, bias, chosen)
+        out = out + (x if chosen is None else take_slots(x, chosen))
+        mlp: Tensor = self.mlp(self.post_attention_layernorm(out))
+        return out + mlp
 
 
 class MarkovHead(nn.Module):
@@ -240,7 +245,7 @@ class ConfidenceHead(nn.Module):
         if self.with_markov:
             assert embedding is not None
             hidden = torch.cat([hidden, embedding], dim=-1)
-        logit = self.proj(hidden)[..., 0]
+        logit: Tensor = self.proj(hidden)[..., 0]
         return logit if logit.dtype == torch.float64 else logit.float()
 
 
@@ -328,7 +333,8 @@ class Drafter(nn.Module):
         h = self.hidden_norm(self.fc(features))
         positions = torch.arange(start, start + features.shape[1], device=features.device)
         cos_sin = self.rotary.at(positions[None].expand(features.shape[:2]), h.dtype)
-        return [layer.self_attn.key_value(h, cos_sin) for layer in self.layers]
+        attentions = (layer.self_attn for layer in self.layers if isinstance(layer, Layer))
+        return [attention.key_value(h, cos_sin) for attention in attentions]
 
     def blocks(
         self,
@@ -367,7 +373,8 @@ class Drafter(nn.Module):
         last = len(self.layers) - 1
         for number, (layer, keys_values) in enumerate(zip(self.layers, context, strict=True)):
             x = layer(x, cos_sin, keys_values, bias, chosen if number == last else None)
-        return self.norm(x)
+        final: Tensor = self.norm(x)
+        return final
 
     def logits(self, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
         """Corrected draft logits and confidence logits with given previous tokens.

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 def _pack(weight: Tensor) -> Tensor | None:
     """Return oneDNN's packed copy of a weight, or None where this torch cannot do it."""
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         probe = weight.new_zeros(1, weight.shape[1])
         torch.ops.mkldnn._linear_pointwise(probe, packed, None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
@@ -67,7 +67,8 @@ class Linear:
             rows = x.reshape(-1, self.shape[1])
             return torch.mm(rows, self._transposed).view(*x.shape[:-1], self.shape[0])
         if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(
                 x.contiguous(), self._packed, None, "none", [], ""
             )
+            return y
         return F.linear(x, self.weight)

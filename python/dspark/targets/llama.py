@@ -236,7 +236,7 @@ class Llama:
         """
         layer, c = self.layers[index], self.config
         q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        wq, wk, wv = layer.qkv.weight.split([q, kv, kv])
+        wq, wk, wv = torch.split(layer.qkv.weight, [q, kv, kv])
         gate, up = layer.gate_up.weight.chunk(2)
         return {
             "input_layernorm.weight": layer.input_norm,

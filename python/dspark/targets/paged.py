@@ -86,7 +86,7 @@ class PagedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """``q [B, Hq, D]`` (RoPE applied) to the attention output of the same shape."""
         self.append(layer, k, v)
-        return dx.verify_attention(
+        out: Tensor = dx.verify_attention(
             q,
             *self._pages[layer],
             page_table=self._table,
@@ -95,6 +95,7 @@ class PagedAttention:
             max_q_len=self._max_q_len,
             causal=self._causal,
         )
+        return out
 
 
 class PagedLlama:

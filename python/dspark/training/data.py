@@ -111,10 +111,10 @@ def read_shard(path: Path) -> list[Sample]:
         t["domain"].tolist(),
         t["temperature"].tolist(),
         prompts,
-        t["ids"].split(lengths),
-        t["features"].split(lengths),
-        t["final"].split(answers),
-        t["lse"].split(answers),
+        torch.split(t["ids"], lengths),
+        torch.split(t["features"], lengths),
+        torch.split(t["final"], answers),
+        torch.split(t["lse"], answers),
         strict=True,
     )
     return [Sample(*part) for part in parts]

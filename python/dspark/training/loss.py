@@ -175,7 +175,9 @@ def head_loss(
     (0.0693, 1.0)
     """
     gradient = torch.is_grad_enabled()
-    parts = _HeadLoss.apply(hidden, u, w2, lm_head, rows, weights, full_vocabulary, chunk, gradient)
+    parts = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, u, w2, lm_head, rows, weights, full_vocabulary, chunk, gradient
+    )
     return HeadResult(*parts)
 
 

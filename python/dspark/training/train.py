@@ -130,7 +130,8 @@ def initialise(drafter: Drafter, target: Llama) -> None:
         for number, layer in enumerate(drafter.layers):
             layer.load_state_dict(target.layer_weights(first + number))
         drafter.norm.weight.copy_(target.norm)
-        drafter.hidden_norm.weight.copy_(drafter.layers[0].input_layernorm.weight)
+        norm = target.layer_weights(first)["input_layernorm.weight"]
+        drafter.hidden_norm.weight.copy_(norm)
         drafter.fc.weight.mul_(0.1)
         drafter.fc.weight[:, -size:] += torch.eye(size)
         if drafter.markov_head is not None:
@@ -322,7 +323,7 @@ class Trainer:
             self.drafter, batch, options.loss, random if options.sample_slots else None
         )
         self.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
+        torch.autograd.backward(result.loss)
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), options.clip)
         self.optimizer.step()
         self.step += 1
