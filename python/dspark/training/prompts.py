@@ -19,6 +19,9 @@ SPLITS = ("train", "heldout")
 # How much of a mixed set each domain gets.
 _SHARES = {"math": 0.36, "code": 0.24, "chat": 0.40}
 
+# So many known prompts in a row mean that the list is used up (or that little is left of it).
+_MOST_REPEATS = 5000
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -74,10 +77,13 @@ def build(count: int, seed: int = 0, split: str = "train") -> list[Prompt]:
 
 def _distinct(make: Callable[[], str], wanted: int, domain: str) -> list[str]:
     seen: dict[str, None] = {}
-    for _ in range(200 * wanted + 1000):
-        if len(seen) == wanted:
-            return list(seen)
-        seen[make()] = None
+    repeats = 0
+    while len(seen) < wanted and repeats < _MOST_REPEATS:
+        text = make()
+        repeats = repeats + 1 if text in seen else 0
+        seen[text] = None
+    if len(seen) == wanted:
+        return list(seen)
     raise ValueError(f"count: the {domain} prompts of this split run out at {len(seen)}")
 
 
