@@ -167,16 +167,20 @@ class ToyDrafter:
         ids = np.arange(vocab_size) if draft_to_target is None else draft_to_target
         self.gamma = gamma
         self.base = rng.normal(size=(vocab_size, gamma, columns)).astype(np.float32)
+        w1 = rng.normal(size=(vocab_size, self.rank)).astype(np.float32)
+        w2 = (rng.normal(size=(columns, self.rank)) * 0.7).astype(np.float32)
         if like is not None:
-            # slot 1 knows the anchor; later slots only what usually follows
-            follow = like.table.mean(axis=0)
-            self.base = 0.3 * self.base
-            self.base[:, 0] += follow[:, ids]
+            # The best head of this rank that knows the previous token alone.
+            u, s, vt = np.linalg.svd(like.table.mean(axis=0)[:, ids], full_matrices=False)
+            rank = min(self.rank, len(s))
+            w1[...] = w2[...] = 0.0
+            w1[:, :rank], w2[:, :rank] = u[:, :rank] * s[:rank], vt[:rank].T
+            self.base *= 0.3
         self.hidden = rng.normal(size=(vocab_size, gamma, self.hidden_size)).astype(np.float32)
         size = self.hidden_size + self.rank
         self.head = DraftHead(
-            w1=rng.normal(size=(vocab_size, self.rank)).astype(np.float32),
-            w2=(rng.normal(size=(columns, self.rank)) * 0.7).astype(np.float32),
+            w1=w1,
+            w2=w2,
             confidence_weight=rng.normal(size=size).astype(np.float32) if confidence else None,
             confidence_bias=0.5,
             draft_to_target=draft_to_target,
