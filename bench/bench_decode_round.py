@@ -46,7 +46,10 @@ class Models:
 
         rows = requests * (1 + GAMMA)
         self.logits, self.features = normal(rows, VOCAB) * 3, normal(rows, 3 * HIDDEN)
-        self.base, self.hidden = normal(requests, GAMMA, DRAFT_VOCAB), normal(requests, GAMMA, HIDDEN)
+        self.base, self.hidden = (
+            normal(requests, GAMMA, DRAFT_VOCAB),
+            normal(requests, GAMMA, HIDDEN),
+        )
         ids = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values.int()
         self.head = dx.DraftHead(
             w1=normal(VOCAB, RANK).bfloat16(),
@@ -56,10 +59,12 @@ class Models:
         )
 
     def forward(self, token_ids: Any, *_: Any, logit_rows: Any = None) -> tuple[Any, Any]:
+        """Rows of the logits made before."""
         rows = len(token_ids) if logit_rows is None else len(logit_rows)
         return self.logits[:rows], self.features[: len(token_ids)]
 
     def draft(self, *_: Any) -> tuple[Any, Any]:
+        """Return the blocks made before."""
         return self.base, self.hidden
 
 
