@@ -46,7 +46,7 @@ class _Call:
         rows = 0 if self.w1 is None else self.w1.shape[0]
         self.vocab = rows
         if vocab_size is not None:
-            ok = isinstance(vocab_size, (int, np.integer)) and 1 <= vocab_size <= rows
+            ok = isinstance(vocab_size, (int, np.integer)) and 1 <= int(vocab_size) <= rows
             if check.require(ok, "vocab_size", str(vocab_size), f"1..{rows}, the rows of w1"):
                 self.vocab = int(vocab_size)
         self.d2t: View | None = None
@@ -168,7 +168,7 @@ class _Call:
                 check.require(top < 2**53, "debug_uniform", str(top), "53-bit integers")
                 self.uniform = view(values)
         m = a["topk_support"]
-        ok = isinstance(m, (int, np.integer)) and m >= 0
+        ok = isinstance(m, (int, np.integer)) and int(m) >= 0
         if check.require(ok, "topk_support", str(m), "an integer >= 0"):
             self.support = int(m)
 
