@@ -27,15 +27,23 @@ def _pack(weight: Tensor) -> Tensor | None:
     return packed
 
 
+# From this many rows on float32 products are faster than packed bfloat16 ones (table above): on a
+# core without matrix instructions for bfloat16 its only gain is memory traffic.
+_WIDE_ROWS = 32
+
+
 class Linear:
     """``y = x Wᵀ`` without bias for inference on a CPU or a GPU.
+
+    On a CPU a float32 weight is stored transposed. A bfloat16 weight is stored twice: packed by
+    oneDNN for few rows, and as a float32 transpose for 32 rows and more (prompts, large batches),
+    whose products are accumulated in float32 and rounded once. Elsewhere, and where packing is not
+    available, `torch.nn.functional.linear` is used.
 
     Parameters
     ----------
     weight
-        ``[out, in]``, float32 or bfloat16. On a CPU bfloat16 weights are packed by oneDNN and
-        float32 weights are stored transposed; elsewhere, or where packing is not available,
-        `torch.nn.functional.linear` is used.
+        ``[out, in]``, float32 or bfloat16.
 
     Examples
     --------
@@ -46,29 +54,33 @@ class Linear:
 
     def __init__(self, weight: Tensor) -> None:
         self.shape = tuple(weight.shape)
+        self._dtype = weight.dtype
         self._packed = self._transposed = None
-        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
+        on_cpu = weight.device.type == "cpu"
+        if on_cpu and weight.dtype == torch.bfloat16:
             self._packed = _pack(weight)
-        elif weight.device.type == "cpu" and weight.dtype == torch.float32:
-            self._transposed = weight.t().contiguous()
+        if on_cpu and (weight.dtype == torch.float32 or self._packed is not None):
+            self._transposed = weight.t().float().contiguous()
         self._weight = weight if self._transposed is None else None
 
     @property
     def weight(self) -> Tensor:
-        """The weight ``[out, in]``; a view of the stored transpose for float32 on a CPU."""
-        if self._transposed is not None:
-            return self._transposed.t()
-        assert self._weight is not None
-        return self._weight
+        """The weight ``[out, in]`` in its own dtype; a view of the stored one where possible."""
+        if self._weight is not None:
+            return self._weight
+        assert self._transposed is not None
+        return self._transposed.t().to(self._dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply ``x [..., in]``; returns ``[..., out]`` in the weight's dtype."""
-        if self._transposed is not None:
-            rows = x.reshape(-1, self.shape[1])
-            return torch.mm(rows, self._transposed).view(*x.shape[:-1], self.shape[0])
-        if self._packed is not None:
+        rows = x.numel() // self.shape[1]
+        if self._packed is not None and rows < _WIDE_ROWS:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(
                 x.contiguous(), self._packed, None, "none", [], ""
             )
             return y
+        if self._transposed is not None:
+            flat = x.reshape(rows, self.shape[1]).float()
+            product = torch.mm(flat, self._transposed).to(self._dtype)
+            return product.view(*x.shape[:-1], self.shape[0])
         return F.linear(x, self.weight)
