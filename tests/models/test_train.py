@@ -225,6 +225,18 @@ def test_command_exports_a_run(
     Drafter.load(tmp_path / "out")
 
 
+def test_command_writes_prompt_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments("prompts", "--out", str(tmp_path), "--prompts", "20", "--json")) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert sum(counts.values()) == 20
+    texts = [
+        json.loads(line)["turns"][0]
+        for domain in prompts.DOMAINS
+        for line in (tmp_path / f"{domain}.jsonl").read_text().splitlines()
+    ]
+    assert sorted(texts) == sorted(p.text for p in prompts.build(20, split="heldout"))
+
+
 def test_command_fails_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("fit", "--data", str(tmp_path), "--run", str(tmp_path / "run"), "--steps", "1")
     assert cli.main(arguments(*words)) == 1

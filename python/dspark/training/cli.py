@@ -5,6 +5,7 @@ dspark train generate --data DATA --prompts 6000 --seed 0
 dspark train generate --data HELDOUT --prompts 64 --split heldout
 dspark train fit --data DATA --heldout HELDOUT --run RUN --seconds 3600
 dspark train export --run RUN --out CHECKPOINT
+dspark train prompts --split heldout --prompts 48 --out PROMPTS   (files for ``dspark eval``)
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--run", type=Path, required=True, help="folder of the run")
     export.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     _add_common(export)
+    prompts = commands.add_parser("prompts", help="write prompts, one file per domain")
+    prompts.add_argument("--out", type=Path, required=True, help="folder of the JSONL files")
+    prompts.add_argument("--prompts", type=int, default=48, help="prompts in all")
+    prompts.add_argument("--split", choices=("train", "heldout"), default="heldout")
+    prompts.add_argument("--seed", type=int, default=0)
+    _add_common(prompts)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,7 +58,8 @@ def main(args: argparse.Namespace) -> int:
     """
     from dspark.targets.smollm2 import TargetNotInstalledError
 
-    command = {"generate": _generate, "fit": _fit, "export": _export}[args.train_command]
+    commands = {"generate": _generate, "fit": _fit, "export": _export, "prompts": _prompts}
+    command = commands[args.train_command]
     try:
         summary = command(args)
     except (FileNotFoundError, TargetNotInstalledError) as error:
@@ -184,3 +192,16 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
         "bytes": (args.out / "model.safetensors").stat().st_size,
         "folder": str(args.out),
     }
+
+
+def _prompts(args: argparse.Namespace) -> dict[str, Any]:
+    from dspark.training.prompts import DOMAINS, build
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    counts = {}
+    chosen = build(args.prompts, args.seed, args.split)
+    for domain in DOMAINS:
+        lines = [json.dumps({"turns": [p.text]}) + "\n" for p in chosen if p.domain == domain]
+        (args.out / f"{domain}.jsonl").write_text("".join(lines), encoding="utf-8")
+        counts[domain] = len(lines)
+    return counts
