@@ -205,18 +205,24 @@ class Scheduler:
         if room <= 0:
             return None  # nothing is known, hence nothing admitted, beyond the table
         kv = float(state.host.kv_len[active].sum()) * cost.ms_per_kv_token
-        plain = requests / (cost.array[requests] + kv)
         allowed = np.arange(1, state.gamma + 1) <= self.max_len(state)[active][:, None]
-        survival = state.history.expected()[active]
-        gains = np.sort(survival[allowed])[::-1]
+        gains = np.sort(state.history.expected()[active][allowed])[::-1]
         if self.capacity is not None:
-            gains = gains[: max(0, self.capacity - requests)]
-        gains = gains[:room]
-        rows = requests + np.arange(1, len(gains) + 1)
-        ms = cost.array[rows] + kv + cost.draft_ms
-        if not len(gains) or np.max(rows / ms) <= plain:
+            room = min(room, max(0, self.capacity - requests))
+        gains = np.concatenate(([0.0], gains[:room]))
+        ms = cost.array[requests : requests + len(gains)] + kv + cost.draft_ms
+        plain = requests / (cost.array[requests] + kv)
+        if self._best(requests + np.arange(len(gains)), ms) <= plain:
             return None
-        return bool(np.max((requests + np.cumsum(gains)) / ms) > plain)
+        return self._best(requests + np.cumsum(gains), ms) > plain
+
+    def _best(self, tokens: NDArray[Any], ms: NDArray[np.float64]) -> float:
+        """Throughput that the mode would settle at, given expected tokens by admitted drafts."""
+        theta = tokens / ms
+        if self.mode == "causal":  # Algorithm 1 stops where Theta first fails to rise
+            falls = np.flatnonzero(np.diff(theta) <= 0)
+            return float(theta[falls[0]] if falls.size else theta[-1])
+        return float(theta.max())
 
     def plan(
         self, state: RoundState, draft: Draft | None, confidence: Confidence | None,

@@ -225,6 +225,19 @@ def test_skipping_reads_the_table_and_old_survivals_only() -> None:
     assert drafted == [True] * 3 + [False] * 3 + [True] + [False] * 3 + [True]
 
 
+def test_skipping_knows_where_each_mode_would_stop() -> None:
+    """S9: on a staircase Algorithm 1 stops at the first step, the full search looks over it."""
+    stairs = dx.CostTable.from_points([1, 2, 3, 4], [1.0, 1.9, 1.9, 1.9])
+    drafted = {}
+    for mode in ("causal", "two_phase"):
+        target = Script(list(range(12)))
+        state, _, _ = start(target, max_new_tokens=20)
+        scheduler = dx.Scheduler(mode, cost=stairs)
+        drafter = ScriptDrafter({1: [9, 9, 9]})
+        drafted[mode] = dx.decode_round(target, drafter, state, scheduler).drafted
+    assert drafted == {"causal": False, "two_phase": True}
+
+
 def test_mask_hook_forbids_without_shortening(backend: str) -> None:
     """V19 and L4: a forbidden draft stays in the batch and is rejected."""
     target = Script([0, 1, 3, 3, 3, 3])

@@ -70,7 +70,8 @@ def compare(
     repeats: int,
     *,
     tick: Callable[[], None] = lambda: None,
-) -> None:
+    seconds: float = float("inf"),
+) -> int:
     """Run the variants in turns, so that a machine that slows down slows all of them.
 
     Parameters
@@ -89,15 +90,27 @@ def compare(
         Runs of each variant that are kept; a short one comes before and is not.
     tick : callable
         Called behind each run, for a progress bar.
+    seconds : float
+        Begin no further turn that is not expected to end within this time.
+
+    Returns
+    -------
+    int
+        Turns that were made, at least 1.
     """
     short = dx.SamplingParams(temperature=params.temperature, max_new_tokens=4, seed=0)
     for variant in variants:
         run_once(models, variant, prompts[:requests], short, requests, keep=False)
+    start = time.perf_counter()
     for turn in range(repeats):
+        elapsed = time.perf_counter() - start
+        if turn and elapsed * (turn + 1) / turn > seconds:
+            return turn
         order = list(variants) if turn % 2 == 0 else list(reversed(variants))
         for variant in order:
             run_once(models, variant, prompts, params, requests)
             tick()
+    return repeats
 
 
 def rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:

@@ -18,21 +18,21 @@ from dspark_ext.interfaces import NewFeatures
 
 
 def sizes(requests: int, gamma: int) -> list[int]:
-    """Batch sizes worth timing for a number of requests, from plain decoding to all drafts.
+    """Batch sizes worth timing: plain decoding of one to all requests, then drafts on top.
 
     Examples
     --------
     >>> sizes(1, 7)
     [1, 2, 3, 4, 5, 6, 7, 8]
     >>> sizes(8, 7)
-    [8, 10, 12, 16, 20, 24, 32, 40, 48, 64]
+    [1, 2, 4, 8, 10, 12, 16, 20, 24, 32, 40, 64]
     """
     last = requests * (1 + gamma)
     if last <= 16:
-        return list(range(requests, last + 1))
-    factors = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6)
-    inside = {round(requests * f) for f in factors if requests * f < last}
-    return sorted(inside | {last})
+        return list(range(1, last + 1))
+    fewer = {1 << i for i in range(requests.bit_length()) if 1 << i < requests}
+    factors = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5)
+    return sorted(fewer | {round(requests * f) for f in factors if requests * f < last} | {last})
 
 
 def table(
@@ -100,6 +100,29 @@ def cached(
     return made, False
 
 
+def by_requests(one: dx.CostTable, many: dx.CostTable, requests: int) -> dict[int, dx.CostTable]:
+    """Tables for 1 to ``requests`` active requests: the drafter's time grows in a straight line.
+
+    Parameters
+    ----------
+    one, many : CostTable
+        Of 1 and of ``requests`` requests.
+    requests : int
+        At least 2.
+
+    Examples
+    --------
+    >>> t = [dx.CostTable.from_points([1, 8], [10.0, 20.0], draft_ms=d) for d in (2.0, 9.0)]
+    >>> {n: x.draft_ms for n, x in by_requests(*t, 3).items()}
+    {1: 2.0, 2: 5.5, 3: 9.0}
+    """
+    tables = {1: one}
+    for n in range(2, requests + 1):
+        ms = float(np.interp(n, [1, requests], [one.draft_ms, many.draft_ms]))
+        tables[n] = many.with_draft_ms(ms)
+    return tables
+
+
 def _fingerprint(models: Models, requests: int, context: int) -> dict[str, Any]:
     drafter = models.drafter.config
     return fingerprint(
@@ -107,6 +130,7 @@ def _fingerprint(models: Models, requests: int, context: int) -> dict[str, Any]:
         models.dtype,
         requests=requests,
         context=context,
+        tokens=sizes(requests, models.drafter.gamma),
         drafter=[
             drafter.num_hidden_layers,
             drafter.columns,
@@ -141,19 +165,20 @@ class _Batch:
         self.state.hand_over(NewFeatures(self._features.rows[rows], cu, few))
 
     def step(self, tokens: int) -> None:
-        """One target forward of ``tokens`` rows, spread evenly."""
+        """One target forward of ``tokens`` rows, spread evenly over as many requests as can be."""
         state = self.state
         base, extra = divmod(tokens, state.max_requests)
-        lengths = np.array([base + (r < extra) - 1 for r in range(state.max_requests)], np.int32)
+        counts = np.array([base + (r < extra) for r in range(state.max_requests)], np.int32)
         plan = dx.prefix_schedule(
             state.no_survival,
             mode="off",
-            max_len=lengths,
+            max_len=np.maximum(counts - 1, 0),
+            active=counts > 0,
             anchor=state.anchor,
             draft_tokens=state.no_drafts,
             position=state.position,
         )
-        cache = state.cache(state.target_pages, lengths + 1, int(lengths.max()) + 1)
+        cache = state.cache(state.target_pages, counts, int(counts.max()))
         assert plan.token_ids is not None and plan.positions is not None
         self.models.target.forward(plan.token_ids[:tokens], plan.positions[:tokens], plan, cache)
 
