@@ -62,18 +62,19 @@ AttentionState state_at(float* at, const Shape& shape) {
 
 struct Scratch {
   AttentionState total, part;
-  float *q, *scores, *k_rows, *v_rows;
-  const float **k, **v;  // [kBlock]
-  int *begin, *end;      // [rows]
+  float *q, *scores, *k, *v_wide;  // [rows, width], [rows, kBlock], [width, kBlock] twice
+  const void** k_rows;             // [kBlock]
+  const float** v;                 // [kBlock]
+  int *begin, *end;                // [rows]
 
   Scratch(float* at, const Shape& shape) {
     total = state_at(at, shape);
     part = state_at(at + shape.state(), shape);
-    k = reinterpret_cast<const float**>(at + 2 * shape.state());
-    v = k + kBlock;
-    k_rows = reinterpret_cast<float*>(v + kBlock);
-    v_rows = k_rows + static_cast<int64_t>(kBlock) * shape.width;
-    scores = v_rows + static_cast<int64_t>(kBlock) * shape.width;
+    k_rows = reinterpret_cast<const void**>(at + 2 * shape.state());
+    v = reinterpret_cast<const float**>(k_rows + kBlock);
+    k = reinterpret_cast<float*>(v + kBlock);
+    v_wide = k + static_cast<int64_t>(kBlock) * shape.width;
+    scores = v_wide + static_cast<int64_t>(kBlock) * shape.width;
     q = scores + static_cast<int64_t>(shape.rows) * kBlock;
     begin = reinterpret_cast<int*>(q + static_cast<int64_t>(shape.rows) * shape.width);
     end = begin + shape.rows;
@@ -196,8 +197,9 @@ class Piece {
   // Keys [key, key + kBlock), as far as the piece sees them.
   void run_block(const Scratch& s, int64_t key, const AttentionState& state) const {
     const int64_t from = max64(low_, key), to = min64(high_, key + kBlock);
-    gather(s.k, s.k_rows, p_.k_cache, key, from, to);
-    gather(s.v, s.v_rows, p_.v_cache, key, from, to);
+    gather_rows(s, key, from, to);
+    loops_.transpose(s.k, s.k_rows, p_.cache_dtype, static_cast<int>(from - key),
+                     static_cast<int>(to - key), p_.head_dim);
     for (int t = 0; t < tokens_; ++t) {
       const int64_t low = max64(request_.low(p_, first_ + t) - key, 0);
       const int64_t high = min64(request_.high(p_, first_ + t) - key, kBlock);
@@ -206,33 +208,38 @@ class Piece {
         s.end[m] = static_cast<int>(max64(high, 0));
       }
     }
-    loops_.block({tokens_ * shape_.group, shape_.width, p_.soft_cap, s.q, s.begin, s.end, s.k, s.v,
-                  s.scores, state});
+    loops_.block({tokens_ * shape_.group, p_.head_dim, shape_.width, p_.soft_cap, s.q, s.begin,
+                  s.end, s.k, s.v, s.scores, state});
   }
 
-  // Point rows[n] at key + n as float rows; rows outside [from, to) repeat a valid one.
-  void gather(const float** rows, float* wide, const void* cache, int64_t key, int64_t from,
-              int64_t to) const {
+  // Point at the rows of keys [from, to): k where it lies, v as float rows. Rows of the block
+  // outside that range repeat a valid one: tiles may read them, no result uses them.
+  void gather_rows(const Scratch& s, int64_t key, int64_t from, int64_t to) const {
     const bool direct = p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width;
     const int32_t* table = p_.page_table + request_.index * p_.page_table_stride;
     for (int64_t at = from; at < to;) {
       const int64_t column = at / p_.page_size, in_page = at - column * p_.page_size;
       const int64_t count = min64(p_.page_size - in_page, to - at);
-      const void* source = advance(
-          cache, p_.cache_dtype,
-          table[column] * p_.page_stride + in_page * p_.row_stride + head_ * p_.head_stride);
-      float* target = wide + (at - key) * shape_.width;
-      const float* first = direct ? static_cast<const float*>(source) : target;
-      const int64_t step = direct ? p_.row_stride : shape_.width;
+      const int64_t offset =
+          table[column] * p_.page_stride + in_page * p_.row_stride + head_ * p_.head_stride;
+      const void* values = advance(p_.v_cache, p_.cache_dtype, offset);
+      float* wide = s.v_wide + (at - key) * shape_.width;
       if (!direct) {
-        loops_.widen(target, shape_.width, source, p_.cache_dtype, p_.row_stride,
+        loops_.widen(wide, shape_.width, values, p_.cache_dtype, p_.row_stride,
                      static_cast<int>(count), p_.head_dim, 1.0f);
       }
-      for (int64_t n = 0; n < count; ++n) rows[at - key + n] = first + n * step;
+      const float* first = direct ? static_cast<const float*>(values) : wide;
+      const int64_t step = direct ? p_.row_stride : shape_.width;
+      for (int64_t n = 0; n < count; ++n) {
+        s.k_rows[at - key + n] = advance(p_.k_cache, p_.cache_dtype, offset + n * p_.row_stride);
+        s.v[at - key + n] = first + n * step;
+      }
       at += count;
     }
-    for (int64_t n = 0; n < from - key; ++n) rows[n] = rows[from - key];
-    for (int64_t n = to - key; n < kBlock; ++n) rows[n] = rows[to - key - 1];
+    for (int64_t n = 0; n < kBlock; ++n) {
+      if (n < from - key) s.k_rows[n] = s.k_rows[from - key];
+      if (n >= to - key) s.k_rows[n] = s.k_rows[to - key - 1];
+    }
   }
 
   const Params& p_;

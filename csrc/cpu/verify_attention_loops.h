@@ -3,9 +3,9 @@
 // The hot loops of verify_attention, one table per SIMD level.
 //
 // Everything a row of the result depends on is fixed by absolute positions: keys come in blocks of
-// kBlock that start at multiples of kBlock, a score is summed over fixed lanes, the weights of a
-// block are summed over fixed lanes, values are added in ascending order of their position. How
-// many rows share a block, and which, changes no bit.
+// kBlock that start at multiples of kBlock, a score is summed over the head in order, the weights
+// of a block are summed over fixed lanes, values are added in ascending order of their position.
+// How many rows share a block, and which, changes no bit.
 #ifndef DSPARK_CPU_VERIFY_ATTENTION_LOOPS_H_
 #define DSPARK_CPU_VERIFY_ATTENTION_LOOPS_H_
 
@@ -25,14 +25,15 @@ struct AttentionState {
 
 /// Query rows of one KV head against one block of keys.
 struct AttentionBlock {
-  int rows;               // query rows: tokens times heads of the group
+  int rows;  // query rows: tokens times heads of the group
+  int head_dim;
   int width;              // padded head size
   float soft_cap;         // 0 = none
   const float* q;         // [rows, width] scaled queries
   const int* begin;       // [rows] first visible key of the block
   const int* end;         // [rows] one past the last; begin >= end: the row sees none
-  const float* const* k;  // [kBlock] readable rows of `width`, also outside the visible ranges
-  const float* const* v;  // [kBlock]
+  const float* k;         // [head_dim, kBlock] transposed keys
+  const float* const* v;  // [kBlock] readable rows of `width`
   float* scores;          // [rows, kBlock] scratch
   AttentionState state;   // updated
 };
@@ -41,6 +42,9 @@ struct VerifyAttentionLoops {
   /// `count` rows of `d` elements, `stride` apart, to float rows of `width`, times `factor`.
   void (*widen)(float* to, int width, const void* from, int32_t dtype, int64_t stride, int count,
                 int d, float factor);
+  /// Rows [begin, end) of a block of keys to columns of `to`, [d, kBlock]. Rows up to the next
+  /// multiple of 16 on both sides must be readable.
+  void (*transpose)(float* to, const void* const* rows, int32_t dtype, int begin, int end, int d);
   void (*block)(const AttentionBlock& b);
   /// Row `row` of `part`, whose keys come later, into `total`; with `starts`, `total` has none yet.
   void (*merge)(const AttentionState& total, const AttentionState& part, int row, int width,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled once per SIMD level. Two register tiles do the work: scores (kRows queries x kKeys keys,
-// a vector of partial sums each, lanes over the head, folded together at the end) and values (kRows
-// queries x kChunks vectors of the head, over all keys of the block). The accumulators are arrays
-// of fixed size in fully unrolled loops, which the compiler keeps in registers: 16 of 32 with
-// AVX-512, 8 of 16 below.
+// Compiled once per SIMD level. Both products go through one register tile, kRows rows times
+// kChunks vectors: scores with lanes over the keys of a block (its keys are transposed once, for
+// all rows that share it), values with lanes over the head. The accumulators are arrays of fixed
+// size in fully unrolled loops, which the compiler keeps in registers: 16 of 32 with AVX-512, 8 of
+// 16 below.
 //
-// The order of every sum is written out (lanes, then halves); nothing is left to a reduction
-// clause, so that all tile shapes give the same bits.
+// The order of every sum is written out; nothing is left to a reduction clause, so that all tile
+// shapes give the same bits.
 #include "cpu/verify_attention_loops.h"
 
 #include "core/dtype.h"
@@ -49,12 +49,12 @@ static inline __attribute__((always_inline)) float sum_halves(float* t, int n) {
 using Vec __attribute__((vector_size(4 * kLanes), may_alias)) = float;
 using Lane __attribute__((vector_size(4 * kLanes))) = int;
 
-// Lanes with bit h unset: a[l] + a[l + h]. With bit h set: b[l - h] + b[l].
 static constexpr int near_lane(int l, int h) { return (l & h) != 0 ? kLanes + l - h : l; }
 static constexpr int far_lane(int l, int h) { return (l & h) != 0 ? kLanes + l : l + h; }
 
+// Exchange the blocks off the diagonal of the h x h blocks of two rows.
 template <int h>
-static inline __attribute__((always_inline)) void fold(float* a, const float* b) {
+static inline __attribute__((always_inline)) void exchange(float* a, float* b) {
 #define DSPARK_FOUR(f, l) f(l, h), f((l) + 1, h), f((l) + 2, h), f((l) + 3, h)
 #if defined(__AVX512F__)
 #define DSPARK_ALL(f) {DSPARK_FOUR(f, 0), DSPARK_FOUR(f, 4), DSPARK_FOUR(f, 8), DSPARK_FOUR(f, 12)}
@@ -68,114 +68,161 @@ static inline __attribute__((always_inline)) void fold(float* a, const float* b)
 #endif
   const Vec x = *reinterpret_cast<const Vec*>(a), y = *reinterpret_cast<const Vec*>(b);
   const Lane near = DSPARK_ALL(near_lane), far = DSPARK_ALL(far_lane);
-  *reinterpret_cast<Vec*>(a) = __builtin_shuffle(x, y, near) + __builtin_shuffle(x, y, far);
+  *reinterpret_cast<Vec*>(a) = __builtin_shuffle(x, y, near);
+  *reinterpret_cast<Vec*>(b) = __builtin_shuffle(x, y, far);
 #undef DSPARK_ALL
 #undef DSPARK_FOUR
 }
 
-// kLanes vectors to one whose lane i is the sum of vector i by halves: a third of the instructions
-// of kLanes sums one by one, with the same bits.
+// v[i][l] and v[l][i] change places, in log2(kLanes) stages.
 template <int h = kLanes / 2>
-static inline __attribute__((always_inline)) void fold_all(float (*v)[kLanes]) {
-#pragma GCC unroll 8
-  for (int i = 0; i < h; ++i) fold<h>(v[i], v[i + h]);
-  if constexpr (h > 1) fold_all<h / 2>(v);
+static inline __attribute__((always_inline)) void transpose_square(float (*v)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & h) == 0) exchange<h>(v[i], v[i + h]);
+  }
+  if constexpr (h > 1) transpose_square<h / 2>(v);
 }
 #else
-static inline __attribute__((always_inline)) void fold_all(float (*v)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i) v[0][i] = sum_halves(v[i], kLanes);
+static inline __attribute__((always_inline)) void transpose_square(float (*v)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int l = 0; l < i; ++l) {
+      const float x = v[i][l];
+      v[i][l] = v[l][i];
+      v[l][i] = x;
+    }
+  }
 }
 #endif
 
-// scores[m][n] = q[m] . k[n] for kRows rows and kKeys keys; the tile is filled up with zeros to a
-// multiple of kLanes vectors.
-template <int kRows, int kKeys>
-static inline __attribute__((always_inline)) void score_tile(const float* q, int width,
-                                                             const float* const* k, float* scores) {
-  constexpr int kTile = (kRows * kKeys + kLanes - 1) / kLanes * kLanes;
-  alignas(64) float acc[kTile][kLanes];
+// Elements [c, c + kLanes) of kLanes rows to columns of `to`, [d, kBlock].
+template <class Load>
+static inline __attribute__((always_inline)) void transpose_tile(float* to, const void* const* rows,
+                                                                 int c, const Load& load) {
+  alignas(64) float v[kLanes][kLanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < kTile; ++i) {
+  for (int i = 0; i < kLanes; ++i) {
 #pragma omp simd
-    for (int l = 0; l < kLanes; ++l) acc[i][l] = 0.0f;
+    for (int l = 0; l < kLanes; ++l) v[i][l] = load(rows[i], c + l);
   }
-  int c = 0;
-  do {  // width > 0: with the first pass certain, the zeros above never reach memory
-#pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) {
+  transpose_square(v);
 #pragma GCC unroll 16
-      for (int n = 0; n < kKeys; ++n) {
-        float* sum = acc[m * kKeys + n];
+  for (int i = 0; i < kLanes; ++i) {
 #pragma omp simd
-        for (int l = 0; l < kLanes; ++l) {
-          sum[l] = mul_add(q[m * width + c + l], k[n][c + l], sum[l]);
-        }
-      }
-    }
-    c += kLanes;
-  } while (c < width);
-#pragma GCC unroll 4
-  for (int i = 0; i < kTile; i += kLanes) fold_all(acc + i);
-#pragma GCC unroll 4
-  for (int m = 0; m < kRows; ++m) {
+    for (int l = 0; l < kLanes; ++l) to[(c + i) * kBlock + l] = v[i][l];
+  }
+}
+
+// Two bf16 at a time, as one 32-bit element: half the exchanges, and they are widened on the way.
+static inline __attribute__((always_inline)) void transpose_pairs(float* to,
+                                                                  const void* const* rows, int c) {
+  alignas(64) float v[kLanes][kLanes];
 #pragma GCC unroll 16
-    for (int n = 0; n < kKeys; ++n) {
-      const int i = m * kKeys + n;
-      scores[m * kBlock + n] = acc[i / kLanes * kLanes][i % kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    __builtin_memcpy(v[i], static_cast<const uint16_t*>(rows[i]) + c, sizeof v[i]);
+  }
+  transpose_square(v);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+#pragma omp simd
+    for (int l = 0; l < kLanes; ++l) {
+      const uint32_t pair = bits_f32(v[i][l]);  // element c + 2 i in the low half
+      to[(c + 2 * i) * kBlock + l] = float_from_bits(pair << 16);
+      to[(c + 2 * i + 1) * kBlock + l] = float_from_bits(pair & 0xffff0000u);
     }
   }
 }
 
-// acc[m] += sum over n in [begin, end) of weight[m][n] v[n], for kChunks vectors of the head.
-template <int kRows, int kChunks>
-static inline __attribute__((always_inline)) void value_tile(const float* weight, int begin,
-                                                             int end, const float* const* v, int c0,
-                                                             float* acc, int width) {
+template <class Load>
+static inline __attribute__((always_inline)) void transpose_rows(float* to, const void* const* rows,
+                                                                 int c, int d, const Load& load) {
+  for (; c + kLanes <= d; c += kLanes) transpose_tile(to, rows, c, load);
+  for (; c < d; ++c) {
+    for (int l = 0; l < kLanes; ++l) to[c * kBlock + l] = load(rows[l], c);
+  }
+}
+
+static void transpose(float* to, const void* const* rows, int32_t dtype, int begin, int end,
+                      int d) {
+  for (int n = begin / kLanes * kLanes; n < end; n += kLanes) {
+    if (dtype == DSPARK_F32) {
+      transpose_rows(to + n, rows + n, 0, d,
+                     [](const void* row, int i) { return static_cast<const float*>(row)[i]; });
+    } else if (dtype == DSPARK_BF16) {
+      int c = 0;
+      for (; c + 2 * kLanes <= d; c += 2 * kLanes) transpose_pairs(to + n, rows + n, c);
+      transpose_rows(to + n, rows + n, c, d, [](const void* row, int i) {
+        return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
+      });
+    } else {
+      transpose_rows(to + n, rows + n, 0, d, [](const void* row, int i) {
+        return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
+      });
+    }
+  }
+}
+
+// acc[m] += sum over n in [begin, end) of weight[m][n] row(n), columns [c, c + kChunks * kLanes).
+template <int kRows, int kChunks, class Row>
+static inline __attribute__((always_inline)) void product_tile(const float* weight, int stride,
+                                                               int begin, int end, const Row& row,
+                                                               int c, float* acc, int width) {
   float sum[kRows][kChunks * kLanes];
   for (int m = 0; m < kRows; ++m) {
 #pragma omp simd
-    for (int l = 0; l < kChunks * kLanes; ++l) sum[m][l] = acc[m * width + c0 + l];
+    for (int l = 0; l < kChunks * kLanes; ++l) sum[m][l] = acc[m * width + c + l];
   }
   for (int n = begin; n < end; ++n) {
-    const float* x = v[n] + c0;
+    const float* x = row(n) + c;
 #pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) {
-      const float w = weight[m * kBlock + n];
+      const float w = weight[m * stride + n];
 #pragma GCC unroll 4
-      for (int c = 0; c < kChunks; ++c) {
+      for (int i = 0; i < kChunks; ++i) {
 #pragma omp simd
         for (int l = 0; l < kLanes; ++l) {
-          sum[m][c * kLanes + l] = mul_add(w, x[c * kLanes + l], sum[m][c * kLanes + l]);
+          sum[m][i * kLanes + l] = mul_add(w, x[i * kLanes + l], sum[m][i * kLanes + l]);
         }
       }
     }
   }
   for (int m = 0; m < kRows; ++m) {
 #pragma omp simd
-    for (int l = 0; l < kChunks * kLanes; ++l) acc[m * width + c0 + l] = sum[m][l];
+    for (int l = 0; l < kChunks * kLanes; ++l) acc[m * width + c + l] = sum[m][l];
   }
 }
 
+// The tile over columns [c, last) of `acc`, last rounded up to a vector.
+template <int kRows, class Row>
+static inline __attribute__((always_inline)) void product(const float* weight, int stride,
+                                                          int begin, int end, const Row& row, int c,
+                                                          int last, float* acc, int width) {
+  for (; c + 4 * kLanes <= last; c += 4 * kLanes) {
+    product_tile<kRows, 4>(weight, stride, begin, end, row, c, acc, width);
+  }
+  for (; c < last; c += kLanes) {
+    product_tile<kRows, 1>(weight, stride, begin, end, row, c, acc, width);
+  }
+}
+
+// Scores of the keys [begin, end) of the block.
 template <int kRows>
 static void score_rows(const AttentionBlock& b, int row, int begin, int end) {
-  constexpr int kKeys = kRows == 1 ? kLanes : kRows == 2 && kLanes == 16 ? 8 : 4;
-  const float* q = b.q + row * b.width;
-  for (int n = begin / kKeys * kKeys; n < end; n += kKeys) {
-    score_tile<kRows, kKeys>(q, b.width, b.k + n, b.scores + row * kBlock + n);
-  }
+  float* scores = b.scores + row * kBlock;
+  for (int i = 0; i < kRows * kBlock; ++i) scores[i] = 0.0f;
+  const float* k = b.k;
+  product<kRows>(
+      b.q + row * b.width, b.width, 0, b.head_dim, [k](int d) { return k + d * kBlock; },
+      begin / kLanes * kLanes, end, scores, kBlock);
 }
 
+// Weighted values of the keys [begin, end), which all rows see.
 template <int kRows>
 static void value_rows(const AttentionBlock& b, int row, int begin, int end) {
-  const float* weight = b.scores + row * kBlock;
-  float* acc = b.state.acc + row * b.width;
-  int c = 0;
-  for (; c + 4 * kLanes <= b.width; c += 4 * kLanes) {
-    value_tile<kRows, 4>(weight, begin, end, b.v, c, acc, b.width);
-  }
-  for (; c < b.width; c += kLanes) {
-    value_tile<kRows, 1>(weight, begin, end, b.v, c, acc, b.width);
-  }
+  const float* const* v = b.v;
+  product<kRows>(
+      b.scores + row * kBlock, kBlock, begin, end, [v](int n) { return v[n]; }, 0, b.width,
+      b.state.acc + row * b.width, b.width);
 }
 
 static void score_rows_of(int rows, const AttentionBlock& b, int row, int begin, int end) {
@@ -240,9 +287,9 @@ static float mask_row(const AttentionBlock& b, int row) {
 }
 
 // Scores of one row to weights exp(score - max); what was summed before is rescaled.
-static void weigh_row(const AttentionBlock& b, int row) {
+static void weigh_row(const AttentionBlock& b, int row, float found) {
   float* s = b.scores + row * kBlock;
-  const float old = b.state.max[row], found = mask_row(b, row);
+  const float old = b.state.max[row];
   const float max = found > old ? found : old;
   // With nothing but -inf so far every weight is 0; the subtraction must not make it NaN.
   const float base = max == -kInfinity ? 0.0f : max;
@@ -280,9 +327,12 @@ static void tile(const AttentionBlock& b, int row, int rows) {
   if (any_begin >= any_end) return;
   if (all_begin >= all_end) all_begin = all_end = kBlock;  // no common key: every row on its own
   score_rows_of(rows, b, row, any_begin, any_end);
+  // Two passes over the rows: the long chain of one row's maximum hides behind the others'.
+  float max[kMaxRows];
+  for (int m = 0; m < rows; ++m) max[m] = mask_row(b, row + m);
   for (int m = row; m < row + rows; ++m) {
     if (b.begin[m] >= b.end[m]) continue;
-    weigh_row(b, m);
+    weigh_row(b, m, max[m - row]);
     const int stop = b.end[m] < all_begin ? b.end[m] : all_begin;
     if (b.begin[m] < stop) value_rows<1>(b, m, b.begin[m], stop);
   }
@@ -368,6 +418,6 @@ static void finish(void* out, int32_t dtype, const AttentionState& state, int ro
   }
 }
 
-const VerifyAttentionLoops verify_attention_loops = {widen, block, merge, finish};
+const VerifyAttentionLoops verify_attention_loops = {widen, transpose, block, merge, finish};
 
 }  // namespace dspark::cpu::DSPARK_SIMD
