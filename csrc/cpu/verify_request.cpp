@@ -112,7 +112,7 @@ RowDraw row_draw(const Request& q, int32_t i, DrawKind segment_kind) {
   const Params& p = q.p;
   RowDraw d{};
   d.seed = p.seed[q.r];
-  d.position = p.position[q.r] + i + 1;
+  d.position = static_cast<int64_t>(static_cast<uint64_t>(p.position[q.r]) + 1u + i);
   d.distance = segment_kind == kTargetSegment ? 0u : static_cast<uint32_t>(i + 1);
   d.segment_kind = segment_kind;
   d.forced = p.debug_uniform == nullptr ? nullptr : p.debug_uniform + q.r * (p.gamma + 1) + i;
