@@ -66,6 +66,7 @@ if(EXISTS ${DSPARK_CUDA_ROOT}/lib/libcudart_static.a)
 endif()
 
 set(CMAKE_CUDA_ARCHITECTURES ${DSPARK_ARCHS})
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # linked below, by its full path
 if(DSPARK_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${DSPARK_CCACHE})
 endif()
@@ -77,6 +78,11 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
 find_library(DSPARK_CUDART_STATIC NAMES cudart_static
   HINTS ${DSPARK_CUDA_ROOT}/lib ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} NO_CACHE REQUIRED)
+# The C++ compiler links everything. What CMake read from nvcc's own link line is not needed for
+# that, and is wrong when the toolkit's path has a blank in it.
+set(CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES "")
+set(CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES "")
+
 find_package(Threads REQUIRED)
 add_library(dspark_cudart INTERFACE)
 # Static: the module then imports on a machine without any CUDA library, and lives beside the
