@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
@@ -84,7 +85,12 @@ class BuildExt(build_ext):
         record.write_text(now, "utf-8")
 
 
+# Machines without a registry build with the setuptools that they have (pip's option
+# --no-build-isolation); before release 77 it did not know licence expressions.
+MODERN = int(setuptools.__version__.split(".")[0]) >= 77
+
 setup(
+    **{"license_expression" if MODERN else "license": "Apache-2.0"},
     ext_modules=[Extension("dspark_ext._C", sources=[])],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )
