@@ -203,7 +203,7 @@ class _Call:
         self.views["draft_tokens"] = None if drafts is None else _narrow(drafts)
         columns = check.sizes.get("V_pad", 1)
         size = given["vocab_size"]
-        whole = size is None or (isinstance(size, (int, np.integer)) and 1 <= size <= columns)
+        whole = size is None or bool(isinstance(size, (int, np.integer)) and 1 <= size <= columns)
         check.require(whole, "vocab_size", str(size), f"1..{columns} (V_pad)")
         self.vocab = int(size) if size is not None and whole else columns
         self._per_request("draft_len", "int32", optional=False)
