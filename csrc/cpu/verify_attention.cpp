@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work is cut into pieces: (request, KV head, a few query tokens). All rows of a piece (tokens
-// times the heads of the group) go over a block of keys while it is in the first-level cache, so a
-// key is read once per piece: with q_len <= 8 once per step, the floor.
+// The work is cut into pieces: (request, KV heads, a few query tokens). All rows of a KV head
+// (tokens times the heads of the group) go over a block of keys while it is in the first-level
+// cache, so a key is read once per piece: with q_len <= 8 once per step, the floor. One thread
+// alone takes all KV heads of a block before the next block, so that it reads the cache in the
+// order of memory.
 //
 // Keys are summed in splits of kSplit positions that start at multiples of kSplit, each with its
 // own online softmax, merged in ascending order. With fewer pieces than threads the splits of a
@@ -23,6 +25,7 @@ using Params = dspark_verify_attention_params;
 
 constexpr int64_t kSplit = 512;              // keys; a multiple of kBlock
 constexpr int kRowsPerPiece = 32;            // two accumulators of 32 x 64 floats stay in L1
+constexpr int64_t kMaxState = 1 << 15;       // floats: the state of all KV heads fits in L2
 constexpr int64_t kMaxParts = 512;           // bounds the workspace of the split form
 constexpr int64_t kWorkPerThread = 1 << 21;  // multiply-adds, ~50 us: less is not worth a fork
 
@@ -34,7 +37,9 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Sizes that follow from the params alone.
 struct Shape {
-  int group, width, tokens_per_piece, rows;
+  int group, width, tokens_per_piece;
+  int rows;        // most query rows of a piece that share a KV head
+  int heads;       // KV heads of a piece
   int64_t splits;  // upper bound per request
 
   explicit Shape(const Params& p) {
@@ -43,21 +48,24 @@ struct Shape {
     const int fit = group < kRowsPerPiece ? kRowsPerPiece / group : 1;
     tokens_per_piece = p.max_q_len < fit ? (p.max_q_len < 1 ? 1 : p.max_q_len) : fit;
     rows = tokens_per_piece * group;
+    const int64_t all = static_cast<int64_t>(rows) * width * p.num_kv_heads;
+    heads = max_threads(p.num_threads) == 1 && all <= kMaxState ? p.num_kv_heads : 1;
     splits = (static_cast<int64_t>(p.max_pages) * p.page_size + kSplit - 1) / kSplit;
   }
 
   // Floats of one state, and of one thread's scratch. Multiples of 16: cache lines, not shared.
-  int64_t state() const { return round_up(static_cast<int64_t>(rows) * (width + 2), 16); }
+  int64_t state() const { return round_up(static_cast<int64_t>(heads) * rows * (width + 2), 16); }
   int64_t per_thread() const {
-    const int64_t floats = static_cast<int64_t>(rows) * (width + kBlock + 2) +  // q, scores, ranges
+    const int64_t floats = static_cast<int64_t>(heads) * rows * width +            // q
+                           static_cast<int64_t>(rows) * (kBlock + 2) +             // scores, ranges
                            INT64_C(2) * kBlock * width + INT64_C(2) * kBlock * 2;  // k, v, pointers
     return 2 * state() + round_up(floats, 16);
   }
 };
 
 AttentionState state_at(float* at, const Shape& shape) {
-  return {at + static_cast<int64_t>(shape.rows) * shape.width,
-          at + static_cast<int64_t>(shape.rows) * (shape.width + 1), at};
+  const int64_t rows = static_cast<int64_t>(shape.heads) * shape.rows;
+  return {at + rows * shape.width, at + rows * (shape.width + 1), at};
 }
 
 struct Scratch {
@@ -76,7 +84,8 @@ struct Scratch {
     v_wide = k + static_cast<int64_t>(kBlock) * shape.width;
     scores = v_wide + static_cast<int64_t>(kBlock) * shape.width;
     q = scores + static_cast<int64_t>(shape.rows) * kBlock;
-    begin = reinterpret_cast<int*>(q + static_cast<int64_t>(shape.rows) * shape.width);
+    begin =
+        reinterpret_cast<int*>(q + static_cast<int64_t>(shape.heads) * shape.rows * shape.width);
     end = begin + shape.rows;
   }
 };
@@ -125,39 +134,44 @@ void fill_token(const Params& p, int64_t token, float value, float lse) {
   }
 }
 
-// One piece: rows m = t * group + g of tokens [first, first + tokens) and one KV head.
+// One piece: rows m = (h * tokens + t) * group + g of KV heads [head, head + shape.heads) and
+// tokens [first, first + tokens).
 class Piece {
  public:
   Piece(const Params& p, const Shape& shape, const VerifyAttentionLoops& loops, int64_t r,
         int64_t index)
       : p_(p), shape_(shape), loops_(loops), request_(p, r) {
-    head_ = index % p.num_kv_heads;
-    first_ = index / p.num_kv_heads * shape.tokens_per_piece;
+    const int64_t per_token = p.num_kv_heads / shape.heads;
+    head_ = index % per_token * shape.heads;
+    first_ = index / per_token * shape.tokens_per_piece;
     tokens_ = static_cast<int>(min64(shape.tokens_per_piece, request_.q_len - first_));
     low_ = request_.low(p, first_);
     high_ = request_.high(p, first_ + tokens_ - 1);
+    rows_ = tokens_ * shape.group;
   }
 
   int64_t first_split() const { return low_ / kSplit; }
   int64_t last_split() const { return low_ < high_ ? (high_ - 1) / kSplit + 1 : first_split(); }
 
   void load_queries(const Scratch& s) const {
-    for (int t = 0; t < tokens_; ++t) {
-      const int64_t token = request_.first_token + first_ + t;
-      const void* q = advance(p_.q, p_.dtype,
-                              token * p_.q_token_stride + head_ * shape_.group * p_.q_head_stride);
-      loops_.widen(s.q + static_cast<int64_t>(t) * shape_.group * shape_.width, shape_.width, q,
-                   p_.dtype, p_.q_head_stride, shape_.group, p_.head_dim, p_.scale);
+    for (int64_t h = 0; h < shape_.heads; ++h) {
+      for (int64_t t = 0; t < tokens_; ++t) {
+        const int64_t token = request_.first_token + first_ + t;
+        const int64_t head = (head_ + h) * shape_.group;
+        loops_.widen(s.q + (h * rows_ + t * shape_.group) * shape_.width, shape_.width,
+                     advance(p_.q, p_.dtype, token * p_.q_token_stride + head * p_.q_head_stride),
+                     p_.dtype, p_.q_head_stride, shape_.group, p_.head_dim, p_.scale);
+      }
     }
   }
 
   // Keys [split * kSplit, ...) of the piece into `state`, which is started here.
   void run_split(const Scratch& s, int64_t split, const AttentionState& state) const {
-    for (int m = 0; m < tokens_ * shape_.group; ++m) {
+    for (int m = 0; m < shape_.heads * rows_; ++m) {
       state.max[m] = -kInfinity;
       state.sum[m] = 0.0f;
     }
-    const int64_t floats = static_cast<int64_t>(tokens_) * shape_.group * shape_.width;
+    const int64_t floats = static_cast<int64_t>(shape_.heads) * rows_ * shape_.width;
     for (int64_t i = 0; i < floats; ++i) state.acc[i] = 0.0f;
     const int64_t end = min64(high_, (split + 1) * kSplit);
     int64_t key = max64(low_, split * kSplit) / kBlock * kBlock;
@@ -165,8 +179,8 @@ class Piece {
   }
 
   void merge(const AttentionState& total, const AttentionState& part, int64_t split) const {
-    for (int m = 0; m < tokens_ * shape_.group; ++m) {
-      const int64_t i = first_ + m / shape_.group;
+    for (int m = 0; m < shape_.heads * rows_; ++m) {
+      const int64_t i = first_ + m % rows_ / shape_.group;
       const int64_t low = request_.low(p_, i), high = request_.high(p_, i);
       if (low >= high || low >= (split + 1) * kSplit || high <= split * kSplit) continue;
       // A row's first split is copied: adding it to zeros would turn -0 into +0.
@@ -176,9 +190,9 @@ class Piece {
   }
 
   void finish(const AttentionState& state) const {
-    for (int m = 0; m < tokens_ * shape_.group; ++m) {
-      const int64_t i = first_ + m / shape_.group;
-      const int64_t head = head_ * shape_.group + m % shape_.group;
+    for (int m = 0; m < shape_.heads * rows_; ++m) {
+      const int64_t i = first_ + m % rows_ / shape_.group;
+      const int64_t head = (head_ + m / rows_) * shape_.group + m % shape_.group;
       const int64_t row = (request_.first_token + i) * p_.num_q_heads + head;
       void* out = static_cast<char*>(p_.out) + row * p_.head_dim * dtype_bytes(p_.dtype);
       float lse = -kInfinity;
@@ -197,31 +211,43 @@ class Piece {
   // Keys [key, key + kBlock), as far as the piece sees them.
   void run_block(const Scratch& s, int64_t key, const AttentionState& state) const {
     const int64_t from = max64(low_, key), to = min64(high_, key + kBlock);
-    gather_rows(s, key, from, to);
-    loops_.transpose(s.k, s.k_rows, p_.cache_dtype, static_cast<int>(from - key),
-                     static_cast<int>(to - key), p_.head_dim);
-    for (int t = 0; t < tokens_; ++t) {
+    for (int64_t t = 0; t < tokens_; ++t) {
       const int64_t low = max64(request_.low(p_, first_ + t) - key, 0);
       const int64_t high = min64(request_.high(p_, first_ + t) - key, kBlock);
-      for (int m = t * shape_.group; m < (t + 1) * shape_.group; ++m) {
+      for (int64_t m = t * shape_.group; m < (t + 1) * shape_.group; ++m) {
         s.begin[m] = static_cast<int>(min64(low, kBlock));
         s.end[m] = static_cast<int>(max64(high, 0));
       }
     }
-    loops_.block({tokens_ * shape_.group, p_.head_dim, shape_.width, p_.soft_cap, s.q, s.begin,
-                  s.end, s.k, s.v, s.scores, state});
+    for (int64_t h = 0; h < shape_.heads; ++h) {
+      gather_rows(s, head_ + h, key, from, to);
+      loops_.transpose(s.k, s.k_rows, p_.cache_dtype, static_cast<int>(from - key),
+                       static_cast<int>(to - key), p_.head_dim);
+      const int64_t m = h * rows_;
+      loops_.block({rows_,
+                    p_.head_dim,
+                    shape_.width,
+                    p_.soft_cap,
+                    s.q + m * shape_.width,
+                    s.begin,
+                    s.end,
+                    s.k,
+                    s.v,
+                    s.scores,
+                    {state.max + m, state.sum + m, state.acc + m * shape_.width}});
+    }
   }
 
   // Point at the rows of keys [from, to): k where it lies, v as float rows. Rows of the block
   // outside that range repeat a valid one: tiles may read them, no result uses them.
-  void gather_rows(const Scratch& s, int64_t key, int64_t from, int64_t to) const {
+  void gather_rows(const Scratch& s, int64_t head, int64_t key, int64_t from, int64_t to) const {
     const bool direct = p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width;
     const int32_t* table = p_.page_table + request_.index * p_.page_table_stride;
     for (int64_t at = from; at < to;) {
       const int64_t column = at / p_.page_size, in_page = at - column * p_.page_size;
       const int64_t count = min64(p_.page_size - in_page, to - at);
       const int64_t offset =
-          table[column] * p_.page_stride + in_page * p_.row_stride + head_ * p_.head_stride;
+          table[column] * p_.page_stride + in_page * p_.row_stride + head * p_.head_stride;
       const void* values = advance(p_.v_cache, p_.cache_dtype, offset);
       float* wide = s.v_wide + (at - key) * shape_.width;
       if (!direct) {
@@ -247,7 +273,7 @@ class Piece {
   const VerifyAttentionLoops& loops_;
   Request request_;
   int64_t head_, first_, low_, high_;
-  int tokens_;
+  int tokens_, rows_;
 };
 
 const VerifyAttentionLoops& loops_in_use() {
@@ -285,7 +311,8 @@ double lay_out(const Params& p, const Shape& shape, const Memory& memory) {
     const int64_t q_len = bounds ? INT64_C(0) + p.cu_seqlens[r + 1] - p.cu_seqlens[r] : 0;
     int64_t pieces = 0;
     if (p.status[r] == 0) {
-      pieces = round_up(q_len, shape.tokens_per_piece) / shape.tokens_per_piece * p.num_kv_heads;
+      pieces = round_up(q_len, shape.tokens_per_piece) / shape.tokens_per_piece *
+               (p.num_kv_heads / shape.heads);
       work += 2.0 * q_len * p.kv_len[r] * p.num_q_heads * p.head_dim;
     } else {
       const float nan = kInfinity - kInfinity;
