@@ -214,7 +214,7 @@ class Scheduler:
         plain = requests / (cost.array[requests] + kv)
         if self._best(requests + np.arange(len(gains)), ms) <= plain:
             return None
-        return self._best(requests + np.cumsum(gains), ms) > plain
+        return bool(self._best(requests + np.cumsum(gains), ms) > plain)
 
     def _best(self, tokens: NDArray[Any], ms: NDArray[np.float64]) -> float:
         """Throughput that the mode would settle at, given expected tokens by admitted drafts."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import secrets
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -254,7 +254,7 @@ class RoundState:
         host = self.host
         # Also covers finished requests that are still in their slots: their history is alive.
         used = {int(host.seed[r]) for r, p in enumerate(self.prompts) if p is not None}
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         host.seed[slot] = np.uint64(distinct_seed(seed, used))
         self.prompts[slot] = ids
         host.position[slot], host.anchor[slot] = len(ids) - 1, ids[-1]
