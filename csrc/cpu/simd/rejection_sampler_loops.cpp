@@ -325,8 +325,8 @@ DSPARK_LOOP uint64_t chunk_best(const KeyRow& row, const uint32_t* words, int32_
 }
 
 // Best key of segments [s, s + n) if it may beat `best`. A weight sum is at most 128 (its log is
-// below 4.86) and noise falls with its word, so most chunks are settled by their largest logit and
-// smallest word, without a logarithm per segment.
+// below 4.86) and noise falls with its word, so the largest logit and the smallest word bound the
+// chunk, and most chunks end there.
 DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32_t s, int32_t n,
                                uint64_t best) {
   float top = kNegInf;
@@ -344,7 +344,9 @@ DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32
 #pragma omp simd reduction(min : smallest)
   for (int32_t i = 0; i < n; ++i) smallest = words[i] < smallest ? words[i] : smallest;
   if (best != 0) {
-    const double g = row.equal_noise ? 0.0 : gumbel(smallest);
+    // -log(-log(1 - v)) <= -log(v), and v >= 2^-(leading zeros + 1): no logarithm at all.
+    const int zeros = smallest == 0 ? 32 : __builtin_clz(smallest);
+    const double g = row.equal_noise ? 0.0 : 0.69314719 * (zeros + 1);
     const double bound = static_cast<double>(top) / row.temperature + 4.86 + g;
     if (pack_key(bound, static_cast<uint32_t>(s)) <= best) return best;
   }
