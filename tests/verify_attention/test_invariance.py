@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,18 @@ def test_threads_do_not_change_a_bit() -> None:
     one = _probe(1, "")
     assert one == _probe(2, "")
     assert one == _probe(5, "")  # more threads than pieces: the splits run side by side
+
+
+def test_python_threads_do_not_share_anything(make_batch: Any) -> None:
+    # The C call releases the lock; kept params and scratch memory belong to one thread each.
+    batches = [make_batch([4, 1], [300 + n, 20], d=16) for n in range(4)]
+    wants = [batch.call() for batch in batches]
+
+    def repeat(i: int) -> bool:
+        return all(torch.equal(batches[i].call(), wants[i]) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(repeat, range(4)))
 
 
 def test_simd_levels_agree() -> None:
