@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -119,3 +120,21 @@ def test_selftest(python: Path, tmp_path: Path) -> None:
     done = run(python, "-m", "dspark_ext", "selftest", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("selftest passed\n")
+
+
+def test_source_distribution_is_complete(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, '_build'); import dspark_backend as backend;"
+        "print(backend.build_sdist(sys.argv[1]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True
+    )
+    with tarfile.open(next(tmp_path.glob("dspark-*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = [ROOT / name for name in ("CMakeLists.txt", "setup.py", "pyproject.toml", "README.md")]
+    for folder in ("_build", "cmake", "csrc", "dspark_ext", "python"):
+        ignored = {".so", ".pyc"}
+        needed += [p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix not in ignored]
+    assert [str(p.relative_to(ROOT)) for p in needed if str(p.relative_to(ROOT)) not in names] == []
+    assert not any(name.startswith(("tests", "build/", ".venv")) for name in names)
