@@ -23,28 +23,28 @@ _LIMIT = 256  # shapes kept per thread and family; a decoder uses a few
 def signature(arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return what the checks see of arrays (``None`` allowed among them).
 
-    The answer is ``None`` when one is not a plain array: a list must be converted at each call.
+    The answer is ``None`` when one is not a plain array: a list must be converted at each call, and
+    a mixture of tensors and NumPy arrays is an error that the checks have to report.
     """
-    torch = sys.modules.get("torch")
-    seen: list[Any] = []
-    for x in arrays:
-        if x is None:
-            seen.append(None)
-        elif torch is not None and isinstance(x, torch.Tensor):
-            seen.append((x.shape, x.stride(), x.dtype, x.device))
-        elif isinstance(x, np.ndarray):
-            seen.append((x.shape, x.strides, x.dtype, x.flags.writeable))
-        else:
-            return None
-    return tuple(seen)
+    try:  # tensors alone, the common case: no question asked about their type
+        return tuple(
+            [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in arrays]
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        pass
+    if not all(x is None or isinstance(x, np.ndarray) for x in arrays):
+        return None
+    return tuple(
+        [None if x is None else (x.shape, x.strides, x.dtype, x.flags.writeable) for x in arrays]
+    )
 
 
 def addresses(arrays: tuple[Any, ...]) -> list[int]:
     """Return the address of each array's first element (0 for ``None``)."""
-    return [
-        0 if x is None else x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
-        for x in arrays
-    ]
+    try:
+        return [0 if x is None else x.data_ptr() for x in arrays]
+    except AttributeError:
+        return [0 if x is None else x.ctypes.data for x in arrays]
 
 
 def zeros_like(x: Any) -> Any:

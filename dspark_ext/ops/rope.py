@@ -88,13 +88,13 @@ class Rope:
             return plain
         factor = float(self.scaling["factor"])
         if self._kind == "linear":
-            return plain / factor
+            return np.asarray(plain / factor)
         low, high, length = (float(self.scaling[name]) for name in _LLAMA3)
         # Turns within the original context decide: few turns are stretched, many stay, and between
         # `low` and `high` turns the two are blended.
         turns = length * plain / (2 * math.pi)
         blend = np.clip((turns - low) / (high - low) if high != low else turns >= low, 0.0, 1.0)
-        return (1 - blend) * plain / factor + blend * plain
+        return np.asarray((1 - blend) * plain / factor + blend * plain)
 
     def rotate(self, x: Any, positions: Any) -> Any:
         """Return ``x`` turned to its positions: for queries (keys are turned by the append).
