@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +32,6 @@ GOLDEN = DrafterConfig(
     num_target_layers=4,
     markov_rank=2,
 )
-
-
-def wave(step: float, *shape: int, phase: float = 0.0, scale: float = 1.0) -> torch.Tensor:
-    """``scale cos(step i + phase)`` in float64, row-major."""
-    return scale * torch.cos(step * torch.arange(math.prod(shape)).double() + phase).view(shape)
 
 
 @pytest.fixture
@@ -119,7 +113,3 @@ def smollm2_folder() -> Path:
         return smollm2.ensure(progress=False)
     except smollm2.TargetNotInstalledError as error:
         pytest.skip(str(error))
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value), encoding="utf-8")
