@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,8 @@ def cached(
 ) -> tuple[dx.CostTable, bool]:
     """Return the table of this set-up, measured now unless ``folder`` holds it; and whether it did.
 
-    The file's fingerprint must agree in every field, otherwise a new table is measured.
+    The file's fingerprint must agree in every field, and so must the time of a plain step with
+    what the table says of it: a table that was measured on a busy machine is not kept.
     """
     wanted = _fingerprint(models, requests, context)
     if folder is None:
@@ -92,12 +96,35 @@ def cached(
     digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"cost-{digest}.json"
     try:
-        return dx.CostTable.load(path, expect=wanted), True
+        known = dx.CostTable.load(path, expect=wanted)
+        if still_true(known, _Batch(models, requests, context).step, requests):
+            return known, True
     except (OSError, dx.ArgumentError, dx.FingerprintError):
-        made = table(models, requests, context, repeats, progress)
+        pass
+    made = table(models, requests, context, repeats, progress)
     folder.mkdir(parents=True, exist_ok=True)
     made.save(path)
     return made, False
+
+
+def still_true(
+    known: dx.CostTable, step: Callable[[int], object], tokens: int, tolerance: float = 0.3
+) -> bool:
+    """Time a step of ``tokens`` rows and compare it with the table.
+
+    Examples
+    --------
+    >>> slow = dx.CostTable.from_points([1, 2], [1e6, 2e6])
+    >>> still_true(slow, lambda tokens: None, 1)
+    False
+    """
+    taken = []
+    for _ in range(4):
+        start = time.perf_counter()
+        step(tokens)
+        taken.append(1e3 * (time.perf_counter() - start))
+    ratio = statistics.median(taken[1:]) / float(known.ms(tokens))
+    return abs(ratio - 1) <= tolerance
 
 
 def by_requests(one: dx.CostTable, many: dx.CostTable, requests: int) -> dict[int, dx.CostTable]:
