@@ -89,6 +89,7 @@ void register_markov_loop(py::module_& m);
 void register_testing(py::module_& m);
 void register_rejection_sampler(py::module_& m);
 void register_verify_attention(py::module_& m);
+void register_linear(py::module_& m);
 
 }  // namespace dspark::bindings
 

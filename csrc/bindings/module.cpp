@@ -15,4 +15,5 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_testing(m);
   dspark::bindings::register_rejection_sampler(m);
   dspark::bindings::register_verify_attention(m);
+  dspark::bindings::register_linear(m);
 }
