@@ -10,6 +10,7 @@ __all__: list[str] = [
     "CPU",
     "CUDA",
     "ConfidenceParams",
+    "LINEAR_ROWS",
     "MarkovLoopParams",
     "PagedKvCommitParams",
     "PagedKvParams",
@@ -23,6 +24,7 @@ __all__: list[str] = [
     "cuda_device",
     "cuda_info",
     "cuda_probe",
+    "linear",
     "markov_loop",
     "markov_loop_workspace",
     "paged_kv",
@@ -943,6 +945,20 @@ def cuda_archs_serve(archs: str, major: typing.SupportsInt, minor: typing.Suppor
 def cuda_device(index: typing.SupportsInt) -> dict: ...
 def cuda_info() -> dict: ...
 def cuda_probe(index: typing.SupportsInt) -> None: ...
+def linear(
+    arg0: typing.SupportsInt,
+    arg1: typing.SupportsInt,
+    arg2: typing.SupportsInt,
+    arg3: typing.SupportsInt,
+    arg4: typing.SupportsInt,
+    arg5: typing.SupportsInt,
+    arg6: typing.SupportsInt,
+    arg7: typing.SupportsInt,
+) -> None:
+    """
+    out [rows, columns] = x [rows, length] times weight [columns, length] transposed; float32 x and out, contiguous.
+    """
+
 def markov_loop(
     device: typing.SupportsInt,
     params: MarkovLoopParams,
@@ -996,4 +1012,5 @@ def verify_attention_workspace(
 
 CPU: int = 0
 CUDA: int = 1
+LINEAR_ROWS: int = 64
 __version__: str

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bindings/bindings.h"
 #include "cpu/linear.h"
+
+#include "bindings/bindings.h"
 
 namespace dspark::bindings {
 

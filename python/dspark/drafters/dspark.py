@@ -137,7 +137,7 @@ class DSparkDrafter:
         self._extend(where, new_features, state)
         slots = np.flatnonzero(active)
         hidden = self._block(torch.as_tensor(anchor).long(), where, slots, state)
-        logits = self._lm_head(hidden).float()
+        logits = self._lm_head.float32(hidden)
         count, gamma = len(active), self.gamma
         shaped = (logits.view(len(slots), gamma, -1), hidden.float().view(len(slots), gamma, -1))
         if len(slots) != count:

@@ -221,7 +221,7 @@ class Llama:
 
     @property
     def head(self) -> Linear:
-        """The LM head, packed on first use (a drafter's trainer never needs it)."""
+        """The LM head, made on first use (a drafter's trainer never needs it)."""
         if self._head is None:
             self._head = Linear(self.head_weight)
         return self._head
@@ -289,7 +289,7 @@ class Llama:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """LM head on post-norm hidden states ``[N, d]``; float32 ``[N, V]``."""
-        return self.head(hidden).float()
+        return self.head.float32(hidden)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
