@@ -104,7 +104,8 @@ class Scheduler:
         With a cost table: leave the drafter out of rounds that are expected to lose against plain
         decoding, including the drafter's own time.
     probe_every : int
-        Draft anyway after this many skipped rounds, so that the estimate can recover.
+        Draft anyway after this many skipped rounds, so that the estimate can recover; the number
+        doubles with every probe that changes nothing.
 
     Raises
     ------
@@ -161,7 +162,7 @@ class Scheduler:
             None if temperature is None else np.asarray(to_numpy(temperature), dtype=np.float32)
         )
         self._cost = cost
-        self._skipped = 0
+        self._skipped, self._patience = 0, probe_every
 
     @property
     def needs_confidence(self) -> bool:
@@ -188,7 +189,9 @@ class Scheduler:
         pays = self._pays(state)
         if pays is None:
             return False
-        if pays or self._skipped >= self.probe_every:
+        if pays or self._skipped >= self._patience:
+            # Probes that change nothing become rarer: each of them costs a draft.
+            self._patience = self.probe_every if pays else min(2 * self._patience, 1024)
             self._skipped = 0
             return True
         self._skipped += 1

@@ -129,10 +129,10 @@ def _speed(
             seconds=seconds,
         )
     records = rows(variants)
+    runs = f"median of {turns} alternating runs" if turns > 1 else "one run each (time limit)"
     how = "greedy" if args.temperature == 0 else f"T = {args.temperature}"
     say(f"\n{requests} concurrent request{'s' if requests > 1 else ''}, bfloat16, {how}, "
-        f"{len(prompts)} prompts x {TIMED_TOKENS} tokens, median of {turns} alternating "
-        "runs:")  # fmt: skip
+        f"{len(prompts)} prompts x {TIMED_TOKENS} tokens, {runs}:")  # fmt: skip
     for line in text_table(records):
         say(line)
     say(_verdict(records))
