@@ -47,9 +47,15 @@ requirements:
 demo: environment
 	@$(BIN)/dspark generate --demo
 
+# One process a core with one OpenMP thread each: threads that wait for each other by spinning make
+# a busy machine several times slower. Tests of threading say how many they want.
+TEST_JOBS ?= auto
+
 test: export DSPARK_WERROR = ON
+test: export OMP_NUM_THREADS = 1
 test: environment lint
-	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -c "$(CURDIR)/pyproject.toml" \
+	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -n $(TEST_JOBS) --dist loadscope \
+	  -c "$(CURDIR)/pyproject.toml" \
 	  "$(CURDIR)/tests" "$(CURDIR)/docs" "$(CURDIR)/README.md" --doctest-glob='*.md' \
 	  --doctest-modules --pyargs dspark_ext dspark
 
