@@ -198,7 +198,7 @@ def check_verify_attention(tally: Tally, rng: Rng) -> None:
                 for name in BACKENDS
             )
             tally.cases += 1
-            bound = {"rtol": 16 * EPS, "atol": 16 * EPS}
+            bound = {"rtol": 48 * EPS, "atol": 48 * EPS}  # dot products of 64, up to 62 keys
             tally.close(f"out {options}", got[0], want[0], **bound)
             tally.close(f"lse {options}", got[1], want[1], **bound)
 
