@@ -49,7 +49,6 @@ def test_greedy_output_is_that_of_plain_decoding(models: Models, mode: str) -> N
         max_new_tokens=TOKENS,
         stop_ids=models.stop_ids,
         scheduler=scheduler,
-        max_requests=10,
     )
     print(report)
     assert report.passed(0.01), str(report)
@@ -75,9 +74,14 @@ def test_match_equals_plain_seeded_decoding(models: Models) -> None:
     assert same >= 2, texts
 
 
-def test_bfloat16_answers_with_plausible_text(models: Models) -> None:
-    """The packed bfloat16 path agrees with float32 on the first tokens of an easy answer."""
+def test_bfloat16_is_exact_too(models: Models) -> None:
+    """Rows do not change each other's bits on this backend, so even bfloat16 has no near ties."""
     fast = load("bfloat16", progress=False)
+    assert fast.target.llama.dtype == torch.bfloat16
+    report = check_lossless(
+        fast.target, fast.drafter, prompts(fast, 4), max_new_tokens=24, stop_ids=fast.stop_ids
+    )
+    assert report.differences == (), str(report)
     ids = fast.encode("What is the capital of France?")
     texts = []
     for m in (fast, models):
@@ -85,4 +89,3 @@ def test_bfloat16_answers_with_plausible_text(models: Models) -> None:
         texts.append(m.decode(engine.complete([ids], dx.SamplingParams(max_new_tokens=7))[0]))
     assert texts[0] == texts[1]
     assert "Paris" in texts[0]
-    assert fast.target.llama.dtype == torch.bfloat16

@@ -135,8 +135,23 @@ def _speed(
         f"{len(prompts)} prompts x {TIMED_TOKENS} tokens, {runs}:")  # fmt: skip
     for line in text_table(records):
         say(line)
+    same = {v.name: _identical(variants[0], v) for v in variants[1:]}
+    if args.temperature == 0:
+        say("Outputs identical to plain decoding: "
+            + ", ".join(f"{name.removeprefix('DSpark, ')} {n}/{len(prompts)}"
+                        for name, n in same.items()))  # fmt: skip
     say(_verdict(records))
-    return {"requests": requests, "turns": turns, "rows": records, "verdict": _verdict(records)}
+    return {
+        "identical": same,
+        "requests": requests,
+        "turns": turns,
+        "rows": records,
+        "verdict": _verdict(records),
+    }
+
+
+def _identical(plain: Variant, other: Variant) -> int:
+    return sum(a == b for a, b in zip(plain.answers, other.answers, strict=True))
 
 
 def _verdict(records: list[dict[str, Any]]) -> str:

@@ -142,7 +142,7 @@ def check_lossless(
     max_new_tokens: int = 64,
     stop_ids: Sequence[int] = (),
     scheduler: dx.Scheduler | None = None,
-    max_requests: int = 10,
+    max_requests: int = 8,
     framework: str = "torch",
 ) -> LosslessReport:
     """Decode every prompt greedily with and without the drafter and compare.
