@@ -116,6 +116,7 @@ def c_params(cost: np.ndarray, survival: np.ndarray = A) -> tuple[Any, dict[str,
     p.cost_ms, p.cost_size, p.budget, p.capacity = cost.ctypes.data, len(cost), -1, -1
     for name, x in out.items():
         setattr(p, name, x.ctypes.data)
+    out["cost"] = cost  # the parameters hold an address: the array must outlive the call
     return p, out
 
 
