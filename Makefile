@@ -89,7 +89,7 @@ stub:
 	@$(BIN)/python _build/stub.py --write
 
 bench: environment
-	@$(BIN)/python -m dspark_ext bench
+	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/python" -m dspark_ext bench
 
 clean:
 	rm -rf build .venv dspark.egg-info dspark_ext/_C.*.so

@@ -7,6 +7,15 @@ or NumPy arrays; importing this package does not import torch.
 
 from __future__ import annotations
 
+try:
+    from dspark_ext import _C as _C
+except ImportError as error:
+    raise ImportError(
+        f"dspark_ext: no compiled module _C in {__path__[0]}. In the source tree that is normal: "
+        "run Python from another folder to use the installed package, or build it there with "
+        "`make dev`"
+    ) from error
+
 from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__

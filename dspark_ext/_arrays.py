@@ -52,7 +52,7 @@ def device_name(x: Any) -> str:
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array of the same values; bfloat16 becomes float32 (exact)."""
     if is_torch(x):
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_neg()
         return x.float().numpy() if dtype_name(x) == "bfloat16" else x.numpy()
     x = np.asarray(x)
     return x.astype(np.float32) if dtype_name(x) == "bfloat16" else x
@@ -79,6 +79,18 @@ def view(x: Any) -> View:
         return View(x, x.data_ptr(), tuple(x.shape), tuple(x.stride()), dtype_name(x))
     strides = tuple(s // x.itemsize for s in x.strides)
     return View(x, x.ctypes.data, tuple(x.shape), strides, dtype_name(x))
+
+
+def _unusable(x: Any) -> str | None:
+    """Say why the memory behind an array is not what it shows, or ``None`` when it is."""
+    if is_torch(x):
+        if str(x.layout) != "torch.strided":
+            return f"a tensor of layout {x.layout}"
+        return "a lazily negated view (call resolve_neg())" if x.is_neg() else None
+    size = x.itemsize
+    if any(n > 1 and s % size for n, s in zip(x.shape, x.strides, strict=True)):
+        return f"byte strides {list(x.strides)}, not multiples of the {size}-byte elements"
+    return None
 
 
 def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
@@ -201,6 +213,10 @@ class Checker:
             bound = [self.sizes.get(n, n) if isinstance(n, str) else n for n in shape]
             self.fail(name, f"shape {list(x.shape)}", f"{_format_shape(bound)}")
             return None
+        reason = _unusable(x)
+        if reason is not None:
+            self.fail(name, reason, "a plain strided array")
+            return None
         v = view(x)
         if v.shape and v.shape[-1] > 1 and v.strides[-1] != 1 and 0 not in v.shape:
             self.fail(name, f"strides {list(v.strides)}", "a contiguous last dimension")
@@ -224,6 +240,10 @@ class Checker:
         if is_torch(x) or isinstance(x, np.ndarray):
             if self.like is not None and device_name(x) != device_name(self.like):
                 self.fail(name, _describe(x), f"an array on {device_name(self.like)}")
+                return None
+            reason = _unusable(x)
+            if reason is not None:
+                self.fail(name, reason, "a plain strided array")
                 return None
             if tuple(x.shape) == (n,) and dtype_name(x) == dtype and _is_contiguous(view(x)):
                 return view(x)
@@ -252,16 +272,22 @@ class Checker:
         """Return host values of a small argument for range checks (empty when absent)."""
         return np.zeros(0) if v is None else to_numpy(v.array)
 
+    def results(self, out: Any, kind: type) -> Any:
+        """Check that preallocated results are of the function's own class; else ``None``."""
+        ok = out is None or isinstance(out, kind)
+        return out if self.require(ok, "out", out, f"a {kind.__name__} or None") else None
+
     def output(self, name: str, out: Any, shape: tuple[int, ...], dtype: str) -> View | None:
         """Check a preallocated result, or allocate one of the right kind."""
         if out is None:
             like = self.like if self.like is not None else np.zeros(0)
             return view(empty(shape, dtype, like))
-        plain = type(out) is np.ndarray and not (self.like is not None and is_torch(self.like))
-        if plain and out.shape == shape and _dtype_text(out.dtype) == dtype:
-            flags = out.flags  # the usual case of a loop, without the questions
-            if flags.c_contiguous and flags.writeable:
-                return view(out)
+        if isinstance(out, np.ndarray):
+            flags = out.flags
+            plain = type(out) is np.ndarray and not (self.like is not None and is_torch(self.like))
+            plain = plain and out.shape == shape and _dtype_text(out.dtype) == dtype
+            if plain and flags.c_contiguous and flags.writeable:
+                return view(out)  # the usual case of a loop, without the questions
             self.require(flags.writeable, name, "a read-only array", "one that can be written")
         return self.array(name, out, shape, (dtype,), contiguous=True)
 

@@ -163,6 +163,7 @@ def decode_round(
     clock.lap("other")
     logits, features = target.forward(plan.token_ids[:rows], plan.positions[:rows], plan, cache)
     clock.lap("verify")
+    _check_answer("decode_round", logits, rows, features, rows)
     law = _law(draft, drafter, state)
     result = _sample(logits, drafts, plan.length, plan.cu_seqlens, state, token_mask, law, backend)
     clock.lap("verify")
@@ -232,6 +233,7 @@ def prefill(
     clock.lap("other")
     logits, features = target.forward(ids, positions, plan, cache, logit_rows=last)
     clock.lap("verify")
+    _check_answer("prefill", logits, len(batch), features, int(counts.sum()))
     taking_part = np.zeros(state.max_requests, dtype=np.uint8)
     taking_part[batch] = 1
     one_each = np.concatenate(([0], np.cumsum(taking_part))).astype(np.int32)
@@ -248,6 +250,17 @@ def prefill(
         _hand_over(state, features, plan.cu_seqlens, counts, taken=False)
     clock.lap("other")
     return answer
+
+
+def _check_answer(function: str, logits: Any, rows: int, features: Any, tokens: int) -> None:
+    """Refuse what a target returned when it does not fit the rows it was given."""
+    check = Checker(function)
+    ok = len(logits.shape) == 2 and logits.shape[0] == rows
+    check.require(ok, "target.forward: logits", logits, f"[{rows}, V]")
+    if features is not None:
+        ok = len(features.shape) == 2 and features.shape[0] == tokens
+        check.require(ok, "target.forward: features", features, f"[{tokens}, m * d] or None")
+    check.done()
 
 
 def _prompt_plan(state: RoundState, slots: list[int]) -> tuple[Plan, Any, Any, Any]:
@@ -282,6 +295,12 @@ def draft_block(drafter: Drafter, state: RoundState, backend: str | None = None)
     if state.drafter_pages is None and hasattr(drafter, "new_cache"):
         state.drafter_pages = drafter.new_cache(state.num_pages, state.page_size)
     base, hidden = drafter.draft(state.anchor, state.position, state.pending_features(), state)
+    check = Checker("decode_round")
+    expected = f"[{state.max_requests}, {state.gamma}, V_d], the state's requests and gamma"
+    check.require(
+        base.shape[:2] == (state.max_requests, state.gamma), "base_logits", base, expected
+    )
+    check.done()
     head: DraftHead = drafter.head
     host = state.host
     return markov_loop(

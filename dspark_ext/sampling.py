@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from dspark_ext._arrays import ArgumentError
 
@@ -87,7 +88,9 @@ class SamplingParams:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+        if isinstance(self.stop_ids, Iterable) and not isinstance(self.stop_ids, str):
+            ids = tuple(int(i) if _is_id(i) else i for i in self.stop_ids)
+            object.__setattr__(self, "stop_ids", ids)
         problems = self._problems()
         if problems:
             count = len(problems)
@@ -109,14 +112,16 @@ class SamplingParams:
         expect("temperature", _is_temperature(self.temperature), temperature)
         draft_ok = self.draft_temperature is None or _is_temperature(self.draft_temperature)
         expect("draft_temperature", draft_ok, f"None, {temperature}")
-        expect("top_k", _is_int(self.top_k) and self.top_k >= 0, "an integer >= 0")
-        expect("top_p", 0 < self.top_p <= 1, "a number in (0, 1]")
-        expect("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]")
+        expect("top_k", _is_int(self.top_k) and 0 <= self.top_k < 2**31, "an integer in [0, 2^31)")
+        expect("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]")
+        expect("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]")
         seed_ok = self.seed is None or (_is_int(self.seed) and 0 <= self.seed <= _MASK)
         expect("seed", seed_ok, "None or an integer in [0, 2^64)")
         tokens_ok = _is_int(self.max_new_tokens) and 1 <= self.max_new_tokens < 2**31
         expect("max_new_tokens", tokens_ok, "an integer >= 1")
-        expect("stop_ids", all(0 <= i < 2**31 for i in self.stop_ids), "token ids >= 0")
+        ids = self.stop_ids if isinstance(self.stop_ids, tuple) else (None,)
+        ids_ok = all(_is_id(i) for i in ids)
+        expect("stop_ids", ids_ok, "token ids >= 0")
         expect("rule", self.rule in RULES, " or ".join(map(repr, RULES)))
         if self.rule == "greedy" and self.temperature != 0:
             found.append(
@@ -125,7 +130,9 @@ class SamplingParams:
         draft_len_ok = self.max_draft is None or (_is_int(self.max_draft) and self.max_draft >= 0)
         expect("max_draft", draft_len_ok, "None or an integer >= 0")
         expect("min_draft", _is_int(self.min_draft) and self.min_draft >= 0, "an integer >= 0")
-        expect("weight", 0 <= self.weight <= 128, "a number in [0, 128]")
+        expect(
+            "weight", _is_number(self.weight) and 0 <= self.weight <= 128, "a number in [0, 128]"
+        )
         return found
 
 
@@ -133,8 +140,16 @@ def _is_int(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
+def _is_id(x: object) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool) and 0 <= int(x) < 2**31
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
 def _is_temperature(x: float) -> bool:
-    return x == 0 or (x >= MIN_TEMPERATURE and math.isfinite(x))
+    return _is_number(x) and (x == 0 or (x >= MIN_TEMPERATURE and math.isfinite(x)))
 
 
 def mix_seed(seed: int, ordinal: int) -> int:

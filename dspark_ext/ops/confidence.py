@@ -84,6 +84,7 @@ def confidence(
         check.fail("temperature", "STS temperatures with probability", "them with logit")
     v_active = check.per_request("active", active, requests, "uint8")
     shape = (requests, gamma)
+    out = check.results(out, Confidence)
     o_conditional = check.output("out.conditional", out and out.conditional, shape, "float32")
     o_survival = check.output("out.survival", out and out.survival, shape, "float32")
     o_status = check.output("out.status", out and out.status, (requests,), "int32")

@@ -183,6 +183,7 @@ class _Call:
 
     def _outputs(self, out: Draft | None, store_logits: bool) -> None:
         check, shape = self.check, (self.requests, self.gamma)
+        out = check.results(out, Draft)
         self.out_tokens = check.output("out.tokens", out and out.tokens, shape, "int32")
         self.out_logit = check.output("out.logit", out and out.logit, shape, "float32")
         self.out_lse = check.output("out.lse", out and out.lse, shape, "float32")

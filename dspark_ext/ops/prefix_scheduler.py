@@ -304,11 +304,11 @@ def _read_cost(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         check.require(not missing, "kv_len", "None", "lengths: the table prices KV tokens")
     else:
         try:
-            values = np.ascontiguousarray(to_numpy(cost), dtype=np.float64)
+            values = to_numpy(cost).astype(np.float64, order="C", casting="same_kind")
         except (TypeError, ValueError):
             check.require(False, "cost", cost, "a CostTable or an array of milliseconds by B")
             return
-        shaped = values.ndim == 1 and values.size >= 1
+        shaped = values.ndim == 1 and values.size >= 1  # a scalar is no table
         check.require(shaped, "cost", f"shape {list(values.shape)}", "[B_max + 1], B_max >= 0")
         if not shaped:
             return
@@ -344,6 +344,7 @@ def _outputs(
         "status": ((a.requests,), "int32"),
     }
     views: dict[str, View | None] = {}
+    out = check.results(out, Plan)
     for name, (shape, dtype) in shapes.items():
         if name in ("token_ids", "positions") and not a.with_tokens:
             views[name] = None

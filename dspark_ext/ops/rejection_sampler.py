@@ -354,6 +354,7 @@ class _Call:
             "finish": (one, "int32", 0),
             "status": (one, "int32", 0),
         }
+        out = self.check.results(out, Verification)
         for name, (shape, dtype, value) in layout.items():
             if out is None and self.views["active"] is not None and self.check.like is not None:
                 v: View | None = view(full(shape, value, dtype, self.check.like))

@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and args[0] in LATER:
         print(f"dspark {args[0]}: {LATER[args[0]]} is not in this release", file=sys.stderr)
         return 2
-    parser = argparse.ArgumentParser(prog="dspark", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="dspark", description="Speculative decoding after DSpark."
+    )
     parser.add_argument("--version", action="version", version=f"dspark {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # Only the module of the command that is asked for is imported: the help stays quick.

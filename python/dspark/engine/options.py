@@ -35,7 +35,12 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
     group.add_argument("--rule", choices=("token", "match"), default="token")
     group.add_argument("--max-new-tokens", type=int, default=max_new_tokens)
     group = parser.add_argument_group("schedule")
-    group.add_argument("--mode", choices=MODES, default="off", help="how many drafts to verify")
+    group.add_argument(
+        "--mode",
+        choices=MODES,
+        default="off",
+        help="how many drafts to verify; off (default): all of them",
+    )
     group.add_argument("--fixed-len", type=int, help="drafts a round, of --mode fixed")
     group.add_argument("--threshold", type=float, help="least confidence, of --mode threshold")
     group.add_argument("--cost", type=Path, help="cost table of `dspark profile`, or measured now")
