@@ -2,10 +2,10 @@
 """Matrix products of few rows on a CPU: what decides whether speculation pays there.
 
 A round multiplies 1 to 64 rows by every weight of the model. The weights should be read once for
-all of these rows; general libraries do not: over the 30 layers of SmolLM2-135M on one busy AVX-512
-core, torch's packed bfloat16 products took 31 / 81 / 120 / 217 ms at 1 / 4 / 8 / 16 rows, the
-products of :mod:`dspark_ext` 24 / 30 / 33 / 70 ms. In these a row's bits do not depend on the other
-rows either, so that greedy output is the same with and without speculation, bit for bit.
+all of these rows; general libraries do not. Eight rows cost 1.5 times one row in the products of
+:mod:`dspark_ext`, 3.4 times in torch's packed bfloat16 products (``bench/bench_linear.py``, one
+AVX-512 core). In ours a row's bits do not depend on the other rows either, so that greedy output is
+the same with and without speculation, bit for bit.
 """
 
 from __future__ import annotations
