@@ -41,13 +41,25 @@ inline void check_float_dtype(Problems& problems, const char* name, int32_t dtyp
                  "%s: got dtype code %d, expected f32, bf16 or f16", name, dtype);
 }
 
-/// Every family runs on the CPU; the CUDA kernels are not part of this release.
-inline void check_device(Problems& problems, dspark_device device) {
+/// For the families that have a CPU backend only.
+inline void check_cpu_device(Problems& problems, dspark_device device) {
   DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,
                  "device: got %d, expected DSPARK_CPU or DSPARK_CUDA", static_cast<int>(device));
   DSPARK_SUPPORTED(problems, device != DSPARK_CUDA,
                    "device: got DSPARK_CUDA; this release has no CUDA kernel of this family yet, "
                    "use DSPARK_CPU");
+}
+
+/// For the families that have both backends.
+inline void check_device(Problems& problems, dspark_device device) {
+  DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,
+                 "device: got %d, expected DSPARK_CPU or DSPARK_CUDA", static_cast<int>(device));
+#ifndef DSPARK_WITH_CUDA
+  DSPARK_SUPPORTED(
+      problems, device != DSPARK_CUDA,
+      "device: got DSPARK_CUDA; dspark was built without CUDA, use DSPARK_CPU or build "
+      "it with DSPARK_CUDA=auto, pip or system");
+#endif
 }
 
 inline void check_pointer(Problems& problems, const char* name, const void* pointer) {

@@ -19,6 +19,17 @@ void check(dspark::Problems& problems, const dspark_confidence_params* p) {
   dspark::check_pointer(problems, "status", p->status);
 }
 
+dspark_status workspace_bytes(dspark_device device, const dspark_confidence_params& p,
+                              size_t* bytes) {
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::confidence_workspace(p, bytes);
+#else
+  (void)device;
+#endif
+  *bytes = dspark::cpu::confidence_workspace(p);
+  return dspark::ok_status();
+}
+
 }  // namespace
 
 extern "C" {
@@ -29,20 +40,28 @@ dspark_status dspark_confidence_workspace(dspark_device device,
   if (!dspark::check_header(problems, params)) return problems.status();
   dspark::check_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::confidence_workspace(*params);
-  return problems.status();
+  if (!problems.none()) return problems.status();
+  return workspace_bytes(device, *params, bytes);
 }
 
 dspark_status dspark_confidence(dspark_device device, const dspark_confidence_params* params,
                                 dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_confidence");
   if (!dspark::check_header(problems, params)) return problems.status();
   check(problems, params);
   dspark::check_device(problems, device);
   if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::confidence_workspace(*params));
-  if (problems.none()) dspark::cpu::confidence(*params, workspace.data);
+  size_t needed = 0;
+  const dspark_status sized = workspace_bytes(device, *params, &needed);
+  if (sized.code != DSPARK_OK) return sized;
+  dspark::check_workspace(problems, workspace, needed);
+  if (!problems.none()) return problems.status();
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::confidence(*params, workspace.data, stream);
+#else
+  (void)stream;
+#endif
+  dspark::cpu::confidence(*params, workspace.data);
   return problems.status();
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a backend implements. core/<family>.cpp checks the arguments, then calls one of these; no
-// backend checks again. A workspace size may depend on sizes only.
+// backend checks again. A workspace size may depend on sizes only (and, with CUDA, on the current
+// device). A CUDA backend can fail where the runtime refuses, so its functions return a status.
 #ifndef DSPARK_CORE_FAMILIES_H_
 #define DSPARK_CORE_FAMILIES_H_
 
@@ -29,5 +30,17 @@ size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p);
 void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch);
 
 }  // namespace dspark::cpu
+
+// Defined in cuda/<family>/launch.cu, present only in a build with CUDA. The calls are asynchronous
+// on `stream`, a cudaStream_t.
+namespace dspark::cuda {
+
+dspark_status confidence_workspace(const dspark_confidence_params& p, size_t* bytes);
+dspark_status confidence(const dspark_confidence_params& p, void* scratch, void* stream);
+
+dspark_status markov_loop_workspace(const dspark_markov_loop_params& p, size_t* bytes);
+dspark_status markov_loop(const dspark_markov_loop_params& p, void* scratch, void* stream);
+
+}  // namespace dspark::cuda
 
 #endif  // DSPARK_CORE_FAMILIES_H_

@@ -85,6 +85,16 @@ void check(dspark::Problems& problems, const Params& p) {
                  static_cast<long long>(p.logits_slot_stride), p.draft_vocab_size);
 }
 
+dspark_status workspace_bytes(dspark_device device, const Params& p, size_t* bytes) {
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::markov_loop_workspace(p, bytes);
+#else
+  (void)device;
+#endif
+  *bytes = dspark::cpu::markov_loop_workspace(p);
+  return dspark::ok_status();
+}
+
 }  // namespace
 
 extern "C" {
@@ -96,21 +106,29 @@ dspark_status dspark_markov_loop_workspace(dspark_device device, const Params* p
   check_sizes(problems, *params);
   dspark::check_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::markov_loop_workspace(*params);
-  return problems.status();
+  if (!problems.none()) return problems.status();
+  return workspace_bytes(device, *params, bytes);
 }
 
 dspark_status dspark_markov_loop(dspark_device device, const Params* params,
                                  dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_markov_loop");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
   check(problems, *params);
   dspark::check_device(problems, device);
   if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::markov_loop_workspace(*params));
-  if (problems.none()) dspark::cpu::markov_loop(*params, workspace.data);
+  size_t needed = 0;
+  const dspark_status sized = workspace_bytes(device, *params, &needed);
+  if (sized.code != DSPARK_OK) return sized;
+  dspark::check_workspace(problems, workspace, needed);
+  if (!problems.none()) return problems.status();
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::markov_loop(*params, workspace.data, stream);
+#else
+  (void)stream;
+#endif
+  dspark::cpu::markov_loop(*params, workspace.data);
   return problems.status();
 }
 

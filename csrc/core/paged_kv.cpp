@@ -45,7 +45,7 @@ dspark_status dspark_paged_kv_workspace(dspark_device device, const dspark_paged
   dspark::Problems problems("dspark_paged_kv_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
   if (problems.none()) *bytes = dspark::cpu::paged_kv_workspace(*params);
   return problems.status();
@@ -58,7 +58,7 @@ dspark_status dspark_paged_kv(dspark_device device, const dspark_paged_kv_params
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
   check_pointers(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   if (!problems.none()) return problems.status();
   dspark::check_workspace(problems, workspace, dspark::cpu::paged_kv_workspace(*params));
   if (problems.none()) dspark::cpu::paged_kv(*params, workspace.data);
@@ -70,7 +70,7 @@ dspark_status dspark_paged_kv_commit(dspark_device device,
   (void)stream;
   dspark::Problems problems("dspark_paged_kv_commit");
   if (!dspark::check_header(problems, params)) return problems.status();
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   if (params->num_requests > 0) {
     dspark::check_pointer(problems, "kv_len", params->kv_len);
     dspark::check_pointer(problems, "position", params->position);

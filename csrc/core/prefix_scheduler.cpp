@@ -128,7 +128,7 @@ dspark_status dspark_prefix_scheduler_workspace(dspark_device device,
   dspark::Problems problems("dspark_prefix_scheduler_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
   if (problems.none()) *bytes = dspark::cpu::prefix_scheduler_workspace(*params);
   return problems.status();
@@ -141,7 +141,7 @@ dspark_status dspark_prefix_scheduler(dspark_device device,
   dspark::Problems problems("dspark_prefix_scheduler");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   if (problems.none()) {
     check_cost(problems, *params);
     check_mode(problems, *params);

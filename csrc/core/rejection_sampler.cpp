@@ -81,7 +81,7 @@ dspark_status dspark_rejection_sampler_workspace(dspark_device device, const Par
   dspark::Problems problems("dspark_rejection_sampler_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
   if (problems.none()) *bytes = dspark::cpu::rejection_sampler_workspace(*params);
   return problems.status();
@@ -93,7 +93,7 @@ dspark_status dspark_rejection_sampler(dspark_device device, const Params* param
   dspark::Problems problems("dspark_rejection_sampler");
   if (!dspark::check_header(problems, params)) return problems.status();
   check(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   if (!problems.none()) return problems.status();
   dspark::check_workspace(problems, workspace, dspark::cpu::rejection_sampler_workspace(*params));
   if (problems.none()) dspark::cpu::rejection_sampler(*params, workspace.data);

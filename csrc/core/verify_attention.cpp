@@ -66,7 +66,7 @@ dspark_status dspark_verify_attention_workspace(dspark_device device,
   dspark::Problems problems("dspark_verify_attention_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
   if (problems.none()) *bytes = dspark::cpu::verify_attention_workspace(*params);
   return problems.status();
@@ -80,7 +80,7 @@ dspark_status dspark_verify_attention(dspark_device device,
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
   check_pointers(problems, params);
-  dspark::check_device(problems, device);
+  dspark::check_cpu_device(problems, device);
   if (!problems.none()) return problems.status();
   dspark::check_workspace(problems, workspace, dspark::cpu::verify_attention_workspace(*params));
   if (problems.none()) dspark::cpu::verify_attention(*params, workspace.data);

@@ -92,10 +92,14 @@ def test_probe_answers_in_words() -> None:
 
 
 def test_operators_refuse_a_device_in_words() -> None:
+    attention = _C.VerifyAttentionParams()  # a family without a CUDA kernel
+    with pytest.raises((NotImplementedError, ValueError), match="no CUDA kernel"):
+        _C.verify_attention(_C.CUDA, attention)
     params = _C.ConfidenceParams()
     params.gamma = 1
-    with pytest.raises(NotImplementedError, match="no CUDA kernel"):
-        _C.confidence(_C.CUDA, params)
+    if not dx.info()["cuda"]["compiled"]:
+        with pytest.raises(NotImplementedError, match="built without CUDA"):
+            _C.confidence(_C.CUDA, params)
     with pytest.raises(ValueError, match="device: got 7"):
         _C.confidence(7, params)
 
