@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays as the operators see them, and the checker that lists everything wrong at once.
 
-Torch tensors (CPU) and NumPy arrays are accepted alike; results are of the same kind as the first
-array given. Torch is never imported here: a tensor is recognised through ``sys.modules``.
+Torch tensors (CPU or CUDA) and NumPy arrays are accepted alike; results are of the same kind as the
+first array given. Torch is never imported here: a tensor is recognised through ``sys.modules``.
+
+Values of a tensor on a device are never read: that would wait for everything queued before. Rules
+about values are checked here for memory of the host only; kernels report them in the status word.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ArgumentError", "Checker", "View", "empty", "is_torch", "to_numpy"]
+__all__ = ["ArgumentError", "Checker", "View", "empty", "is_torch", "on_device", "to_numpy"]
 
 #: dtype name -> code of ``dspark_dtype``.
 DTYPE_CODE = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
@@ -47,6 +50,11 @@ def _dtype_text(dtype: Any) -> str:
 def device_name(x: Any) -> str:
     """Return ``"cpu"``, ``"cuda:0"``, ... of an array."""
     return str(x.device) if is_torch(x) else "cpu"
+
+
+def on_device(x: Any) -> bool:
+    """Return whether the values of ``x`` are out of the host's reach without waiting."""
+    return device_name(x) != "cpu"
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
@@ -231,7 +239,8 @@ class Checker:
     ) -> View | None:
         """Check a small per-request argument ``[n]``; scalars and lists become arrays.
 
-        Integer arrays of another width and float64 are converted to ``dtype`` (range checked).
+        Integer arrays of another width and float64 are converted to ``dtype``, with their range
+        checked where the host can read them.
         """
         if x is None:
             if not optional:
@@ -247,6 +256,8 @@ class Checker:
                 return None
             if tuple(x.shape) == (n,) and dtype_name(x) == dtype and _is_contiguous(view(x)):
                 return view(x)
+            if on_device(x):
+                return self._device_request(name, x, n, dtype)
             values = to_numpy(x)
         else:
             try:
@@ -261,16 +272,42 @@ class Checker:
         if converted is None:
             self.fail(name, f"{values.dtype} {values.tolist()!r}"[:80], f"values of {dtype}")
             return None
-        return view(self._like_kind(np.array(np.broadcast_to(converted, (n,)))))
+        return view(self._like_kind(converted, n))
 
-    def _like_kind(self, x: np.ndarray[Any, Any]) -> Any:
-        if self.like is not None and is_torch(self.like):
-            return sys.modules["torch"].from_numpy(x).to(self.like.device)
-        return x
+    def _device_request(self, name: str, x: Any, n: int, dtype: str) -> View | None:
+        """Convert a tensor of another dtype, or one value for all requests, on its device."""
+        kinds = (*FLOATS, "float64") if dtype == "float32" else ()
+        if dtype_name(x) not in (*kinds, *INTS, *BOOLS, "int16", "uint64"):
+            self.fail(name, _describe(x), f"[{n}] {dtype} or a scalar")
+            return None
+        if tuple(x.shape) not in ((), (n,)):
+            self.fail(name, f"shape {list(x.shape)}", f"[{n}] or a scalar")
+            return None
+        torch = sys.modules["torch"]
+        if dtype == "uint64":  # conversions between 64-bit integers keep the bits, as on the host
+            x = x if dtype_name(x) == "uint64" else x.to(torch.int64).view(torch.uint64)
+        else:
+            x = x.to(getattr(torch, dtype))
+        return view(x.expand(n).contiguous())
+
+    def _like_kind(self, x: np.ndarray[Any, Any], n: int) -> Any:
+        """``n`` values of the kind and on the device of the other arrays, from one or ``n``."""
+        if self.like is None or not is_torch(self.like):
+            return np.array(np.broadcast_to(x, (n,)))
+        torch = sys.modules["torch"]
+        if x.ndim == 0 and on_device(self.like):  # a fill can be captured into a graph, a copy not
+            signed = x.view(np.int64) if x.dtype == np.uint64 else x
+            dtype = getattr(torch, str(signed.dtype))
+            filled = torch.full((n,), signed.item(), dtype=dtype, device=self.like.device)
+            return filled.view(torch.uint64) if x.dtype == np.uint64 else filled
+        return torch.from_numpy(np.array(np.broadcast_to(x, (n,)))).to(self.like.device)
 
     def values(self, v: View | None) -> np.ndarray[Any, Any]:
-        """Return host values of a small argument for range checks (empty when absent)."""
-        return np.zeros(0) if v is None else to_numpy(v.array)
+        """Return host values of a small argument for range checks.
+
+        Empty when it is absent, or on a device: nothing is known about those.
+        """
+        return np.zeros(0) if v is None or on_device(v.array) else to_numpy(v.array)
 
     def results(self, out: Any, kind: type) -> Any:
         """Check that preallocated results are of the function's own class; else ``None``."""

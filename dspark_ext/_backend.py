@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C
-from dspark_ext._arrays import Checker, View, device_name, is_torch, to_numpy
+from dspark_ext._arrays import Checker, View, device_name, is_torch, on_device, to_numpy
 from dspark_ext.status import TROUBLE, Status
 
 __all__ = [
@@ -62,15 +62,34 @@ def num_threads() -> int:
     return int(torch.get_num_threads()) if torch is not None else 0
 
 
-def run(family: str, params: Any, device: str = "cpu") -> None:
-    """Call ``_C.<family>`` with scratch memory of this thread, grown when needed."""
-    code = _C.CUDA if device == "cuda" else _C.CPU
-    needed = getattr(_C, family + "_workspace")(code, params)
+def run(family: str, params: Any, backend: str = "cpu", like: Any = None) -> None:
+    """Call ``_C.<family>`` with scratch memory: this thread's own, grown when needed.
+
+    With ``backend="cuda"``, ``like`` is one of the tensors: it names the device.
+    """
+    if backend == "cuda":
+        _run_cuda(family, params, like.device)
+        return
+    needed = getattr(_C, family + "_workspace")(_C.CPU, params)
     if getattr(_scratch, "bytes", -1) < needed:
         _scratch.bytes = max(needed, 4096)
         _scratch.buffer = np.empty(_scratch.bytes + 256, dtype=np.uint8)
         _scratch.address = (_scratch.buffer.ctypes.data + 255) // 256 * 256
-    getattr(_C, family)(code, params, _scratch.address, needed, 0)
+    getattr(_C, family)(_C.CPU, params, _scratch.address, needed, 0)
+
+
+def _run_cuda(family: str, params: Any, device: Any) -> None:
+    """Queue the operator on the current stream of ``device``; nothing is waited for.
+
+    The scratch memory is torch's: when this function returns it goes back to torch's allocator,
+    which reuses it in the order of the same stream, or of the graph that is being captured.
+    """
+    torch = sys.modules["torch"]
+    with torch.cuda.device(device):  # a launch needs its stream's device to be the current one
+        needed = getattr(_C, family + "_workspace")(_C.CUDA, params)
+        scratch = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        getattr(_C, family)(_C.CUDA, params, scratch.data_ptr(), needed, stream)
 
 
 def reference(family: str, function: str) -> Callable[..., Any]:
@@ -83,6 +102,8 @@ def raise_on_trouble(function: str, status: Any, strict: bool) -> None:
     """With ``strict``, raise :class:`StatusError` when any request has a trouble bit."""
     if not strict:
         return
+    if on_device(status) and sys.modules["torch"].cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{function}: strict=True waits for the device, a graph cannot hold that")
     bits = to_numpy(status)
     if np.any(bits & int(TROUBLE)):
         raise StatusError(function, bits)

@@ -114,6 +114,6 @@ def confidence(
         p.temperature, p.active = _backend.ptr(v_temperature), _backend.ptr(v_active)
         p.conditional, p.survival = o_conditional.ptr, o_survival.ptr
         p.status = o_status.ptr
-        _backend.run("confidence", p, backend)
+        _backend.run("confidence", p, backend, check.like)
     _backend.raise_on_trouble("confidence", result.status, strict)
     return result

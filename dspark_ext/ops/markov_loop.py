@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import FLOATS, Checker, View, is_torch, to_numpy, view
+from dspark_ext._arrays import FLOATS, Checker, View, is_torch, on_device, to_numpy, view
 from dspark_ext.results import Draft
 
 __all__ = ["markov_loop"]
@@ -59,11 +60,13 @@ class _Call:
             )
             self.d2t = check.per_request("draft_to_target", draft_to_target, count, "int32")
             self.columns = count
+            expected = f"strictly increasing ids < V = {self.vocab}"
+            check.require(count > 0, "draft_to_target", "no ids", expected)
             ids = check.values(self.d2t)
-            rising = count > 0 and bool(np.all(np.diff(ids) > 0))
-            ok = self.d2t is None or (rising and ids[0] >= 0 and ids[-1] < self.vocab)
-            got = "no ids" if count == 0 else f"ids {ids[:3].tolist()}...{ids[-1:].tolist()}"
-            check.require(ok, "draft_to_target", got, f"strictly increasing ids < V = {self.vocab}")
+            if len(ids) > 0:
+                ok = bool(np.all(np.diff(ids) > 0)) and ids[0] >= 0 and ids[-1] < self.vocab
+                got = f"ids {ids[:3].tolist()}...{ids[-1:].tolist()}"
+                check.require(ok, "draft_to_target", got, expected)
         if self.w2 is not None:
             n = self.w2.shape[0]
             padded = vocab_size is not None and draft_to_target is None
@@ -116,8 +119,11 @@ class _Call:
         self.confidence: View | None = None
         self.confidence_bias = 0.0
         if bias is not None:
+            host = not on_device(bias)
+            known = "a number of the host: reading a device waits for it"
+            check.require(host, "confidence_bias", bias, known)
             try:
-                self.confidence_bias = float(bias)
+                self.confidence_bias = float(bias) if host else 0.0
             except (TypeError, ValueError):
                 check.fail("confidence_bias", type(bias).__name__, "a scalar")
             check.require(
@@ -143,7 +149,8 @@ class _Call:
         self.top_k = check.per_request("top_k", a["top_k"], n, "int32")
         self.top_p = check.per_request("top_p", a["top_p"], n, "float32")
         self.active = check.per_request("active", a["active"], n, "uint8")
-        self.keep = None if self.active is None else check.values(self.active) != 0
+        known = self.active is not None and not on_device(self.active.array)
+        self.keep = check.values(self.active) != 0 if known else None
         self._range(
             "position",
             self.position,
@@ -157,7 +164,14 @@ class _Call:
             lambda t: (t == 0) | (np.isfinite(t) & (t >= MIN_TEMPERATURE)),
         )
         self._range("top_p", self.top_p, "0 < p <= 1", lambda p: (p > 0) & (p <= 1))
-        uniform = a["debug_uniform"]
+        self._uniform(a["debug_uniform"], n)
+        m = a["topk_support"]
+        ok = isinstance(m, (int, np.integer)) and int(m) >= 0
+        if check.require(ok, "topk_support", str(m), "an integer >= 0"):
+            self.support = int(m)
+
+    def _uniform(self, uniform: Any, n: int) -> None:
+        check = self.check
         self.uniform: View | None = None
         if uniform is not None:
             values = np.asarray(to_numpy(uniform))
@@ -167,10 +181,9 @@ class _Call:
                 top = int(values.max(initial=0))
                 check.require(top < 2**53, "debug_uniform", str(top), "53-bit integers")
                 self.uniform = view(values)
-        m = a["topk_support"]
-        ok = isinstance(m, (int, np.integer)) and int(m) >= 0
-        if check.require(ok, "topk_support", str(m), "an integer >= 0"):
-            self.support = int(m)
+                if self.base is not None and on_device(self.base.array):
+                    torch = sys.modules["torch"]
+                    self.uniform = view(torch.from_numpy(values).to(self.base.array.device))
 
     def _range(self, name: str, v: View | None, expected: str, rule: Any) -> None:
         """Report a per-request argument whose active values break a rule."""
@@ -248,7 +261,7 @@ def _run_native(call: _Call) -> None:
     if call.out_logits is not None:
         p.logits = call.out_logits.ptr
         p.logits_request_stride, p.logits_slot_stride = call.out_logits.strides[:2]
-    _backend.run("markov_loop", p, call.backend)
+    _backend.run("markov_loop", p, call.backend, call.base.array)
 
 
 def _run_reference(call: _Call) -> None:
