@@ -272,7 +272,7 @@ class Checker:
         if converted is None:
             self.fail(name, f"{values.dtype} {values.tolist()!r}"[:80], f"values of {dtype}")
             return None
-        return view(self._like_kind(converted, n))
+        return view(self._spread(converted, n))
 
     def _device_request(self, name: str, x: Any, n: int, dtype: str) -> View | None:
         """Convert a tensor of another dtype, or one value for all requests, on its device."""
@@ -290,17 +290,21 @@ class Checker:
             x = x.to(getattr(torch, dtype))
         return view(x.expand(n).contiguous())
 
-    def _like_kind(self, x: np.ndarray[Any, Any], n: int) -> Any:
-        """``n`` values of the kind and on the device of the other arrays, from one or ``n``."""
-        if self.like is None or not is_torch(self.like):
-            return np.array(np.broadcast_to(x, (n,)))
-        torch = sys.modules["torch"]
-        if x.ndim == 0 and on_device(self.like):  # a fill can be captured into a graph, a copy not
-            signed = x.view(np.int64) if x.dtype == np.uint64 else x
-            dtype = getattr(torch, str(signed.dtype))
-            filled = torch.full((n,), signed.item(), dtype=dtype, device=self.like.device)
-            return filled.view(torch.uint64) if x.dtype == np.uint64 else filled
-        return torch.from_numpy(np.array(np.broadcast_to(x, (n,)))).to(self.like.device)
+    def _like_kind(self, x: np.ndarray[Any, Any]) -> Any:
+        """``x`` as an array of the kind and on the device of the other arrays."""
+        if self.like is not None and is_torch(self.like):
+            return sys.modules["torch"].from_numpy(x).to(self.like.device)
+        return x
+
+    def _spread(self, x: np.ndarray[Any, Any], n: int) -> Any:
+        """``n`` values, from one or ``n``, of the kind and on the device of the other arrays."""
+        if x.ndim == 1 or self.like is None or not on_device(self.like):
+            return self._like_kind(np.array(np.broadcast_to(x, (n,))))
+        torch = sys.modules["torch"]  # a fill can be captured into a graph, a copy cannot
+        signed = x.view(np.int64) if x.dtype == np.uint64 else x
+        dtype, device = getattr(torch, str(signed.dtype)), self.like.device
+        filled = torch.full((n,), signed.item(), dtype=dtype, device=device)
+        return filled.view(torch.uint64) if x.dtype == np.uint64 else filled
 
     def values(self, v: View | None) -> np.ndarray[Any, Any]:
         """Return host values of a small argument for range checks.

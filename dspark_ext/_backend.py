@@ -103,7 +103,7 @@ def raise_on_trouble(function: str, status: Any, strict: bool) -> None:
     if not strict:
         return
     if on_device(status) and sys.modules["torch"].cuda.is_current_stream_capturing():
-        raise RuntimeError(f"{function}: strict=True waits for the device, a graph cannot hold that")
+        raise RuntimeError(f"{function}: a graph cannot hold strict=True, which waits")
     bits = to_numpy(status)
     if np.any(bits & int(TROUBLE)):
         raise StatusError(function, bits)
