@@ -30,6 +30,7 @@ from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.ops.rope import Rope
 from dspark_ext.ops.verify_attention import verify_attention
 from dspark_ext.pages import CapacityError
+from dspark_ext.quantize import quantize_rows
 from dspark_ext.results import Confidence, Draft, Plan, Verification
 from dspark_ext.sampling import SamplingParams, mix_seed
 from dspark_ext.scheduler import Scheduler
@@ -65,6 +66,7 @@ __all__ = [
     "paged_kv_commit",
     "prefill",
     "prefix_schedule",
+    "quantize_rows",
     "rejection_sample",
     "verify_attention",
 ]

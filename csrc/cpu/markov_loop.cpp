@@ -8,6 +8,7 @@
 
 #include "core/dtype.h"
 #include "core/families.h"
+#include "core/int8.h"
 #include "cpu/arena.h"
 #include "cpu/level.h"
 #include "cpu/markov_loop_loops.h"
@@ -40,6 +41,8 @@ struct Scratch {
   float* confidence_raw;     // [R] its embedding part at one step
   const float** hidden;      // [R, gamma] h_k of the active rows
   const float** vectors;     // [R] vectors of one job
+  int16_t* quantised;        // [R, quantised_stride] vectors of an int8 W2
+  int64_t quantised_stride;  // r and its padding
   double* log_mass;          // [R, segments]
   float* row_z;              // [R, segments, 128]
   MarkovThread* per_thread;  // [threads]
@@ -65,6 +68,8 @@ Scratch carve(const Params& p, void* data) {
   s.confidence_raw = arena.take<float>(n);
   s.hidden = arena.take<const float*>(hidden ? slots : 0);
   s.vectors = arena.take<const float*>(n);
+  s.quantised_stride = (p.rank + kIntPadding - 1) / kIntPadding * int64_t{kIntPadding};
+  s.quantised = arena.take<int16_t>(p.w2_dtype == DSPARK_I8 ? n * s.quantised_stride : 0);
   s.log_mass = arena.take<double>(n * s.segments);
   s.row_z = arena.take<float>(truncation ? n * s.segments * kSegment : 0);
   s.per_thread = arena.take<MarkovThread>(s.threads);
@@ -95,6 +100,7 @@ class Loop {
       embed();
       confidence(k);
       inner_vectors(k);
+      if (p_.w2_dtype == DSPARK_I8) quantise_vectors();
       draw_slot(k);
     }
   }
@@ -140,7 +146,7 @@ class Loop {
     const int64_t pieces = (rows + kHeadRows - 1) / kHeadRows;
     parallel_for(p_.num_threads, pieces, [&](int64_t piece, int) {
       const int32_t first = static_cast<int32_t>(piece) * kHeadRows;
-      Dots d;
+      Dots d{};
       d.matrix = weight + first * stride;
       d.dtype = DSPARK_F32;
       d.row_stride = stride;
@@ -229,6 +235,25 @@ class Loop {
     }
   }
 
+  // What an int8 W2 multiplies: the r-vectors as 16-bit integers (core/int8.h).
+  void quantise_vectors() {
+    for (int32_t row = 0; row < num_rows_; ++row) {
+      const float* x = s_.vectors[row];
+      uint32_t largest = 0;
+      for (int32_t i = 0; i < p_.rank; ++i) {
+        const uint32_t magnitude = int8_magnitude(x[i]);
+        largest = magnitude > largest ? magnitude : largest;
+      }
+      const float quantum = int8_quantum(largest);
+      const float inverse = int8_inverse(quantum);
+      s_.rows[row].quantum = quantum;
+      int16_t* q = s_.quantised + row * s_.quantised_stride;
+      for (int32_t i = 0; i < p_.rank; ++i)
+        q[i] = static_cast<int16_t>(int8_quantise(x[i], inverse));
+      for (int64_t i = p_.rank; i < s_.quantised_stride; ++i) q[i] = 0;
+    }
+  }
+
   // The pass over W2 and U, then one token per row.
   void draw_slot(int32_t k) {
     for (int32_t t = 0; t < s_.threads; ++t) {
@@ -242,8 +267,17 @@ class Loop {
         s_.rows[row].u53 = p_.debug_uniform[int64_t{request(row)} * p_.gamma + k];
       }
     }
-    const MarkovStep step{&p_,     k,          num_rows_,   s_.segments,
-                          s_.rows, s_.vectors, s_.log_mass, s_.row_z};
+    MarkovStep step{};
+    step.params = &p_;
+    step.slot = k;
+    step.num_rows = num_rows_;
+    step.num_segments = s_.segments;
+    step.rows = s_.rows;
+    step.vectors = s_.vectors;
+    step.quantised = s_.quantised;
+    step.quantised_stride = s_.quantised_stride;
+    step.log_mass = s_.log_mass;
+    step.row_z = s_.row_z;
     const int64_t chunks = (s_.segments + kMarkovChunk - 1) / kMarkovChunk;
     parallel_for(p_.num_threads, chunks,
                  [&](int64_t c, int t) { loops_.chunk(step, c, s_.per_thread[t]); });

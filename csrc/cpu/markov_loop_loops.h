@@ -27,6 +27,7 @@ struct MarkovRow {
   bool truncated;     // top-k or top-p cut the law; sampled rows only
   bool forced;        // debug_uniform: equal segment noise, `u53` given
   uint64_t u53;       // used when forced
+  float quantum;      // s of the row's quantised vector at this step (int8 W2)
 };
 
 /// The best segment (sampled) or id (greedy) that one thread has seen for one row.
@@ -52,6 +53,8 @@ struct MarkovStep {
   int32_t num_segments;         //
   const MarkovRow* rows;        // [num_rows]
   const float* const* vectors;  // [num_rows] r-vectors that W2 multiplies
+  const int16_t* quantised;     // [num_rows, quantised_stride] the same for an int8 W2
+  int64_t quantised_stride;     //
   double* log_mass;             // [num_rows, num_segments] log-mass of every segment
   float* row_z;                 // [num_rows, num_segments * kSegment] logits of truncated rows
 };

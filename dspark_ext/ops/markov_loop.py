@@ -373,7 +373,10 @@ def markov_loop(
     confidence_bias : float, optional
         Its bias, 0 when absent.
     w2_scale : array, shape (V_d,), float32
-        Row scales of an int8 ``w2``; nothing else takes them.
+        Row scales of an int8 ``w2``; nothing else takes them. The bias is then exact in integers:
+        the r-vector x becomes ``q = rint(x / s)``, s the smallest power of two >= 2^-100 with
+        ``max|x| <= 32512 s``, and ``B[v] = float32(q . w2[v]) * (s * w2_scale[v])`` in float32
+        (contract, "An int8 W2"). See :func:`quantize_rows`.
     topk_support : int
         0: the law runs over all V_d columns. More is not implemented.
     top_k : array, shape (R,), int32, or scalar, optional

@@ -27,13 +27,43 @@ def _sigmoid(x: F64) -> F64:
         return 1.0 / (1.0 + np.exp(-x))
 
 
+def quantised(x: NDArray[np.float32]) -> tuple[NDArray[np.int64], np.float32]:
+    """Put the vector that an int8 W2 multiplies on a grid of 16-bit integers.
+
+    Parameters
+    ----------
+    x : ndarray, float32 (r,)
+
+    Returns
+    -------
+    q : ndarray, int64 (r,)
+        ``rint(x / s)``, ties to even; |q| <= 32512 = 127 * 256.
+    s : float32
+        The smallest power of two >= 2^-100 with ``max|x| <= 32512 s``; NaN (and q = 0) when an
+        element is not finite.
+
+    Examples
+    --------
+    >>> q, s = quantised(np.float32([32512, -0.5, 1.5]))
+    >>> q.tolist(), float(s)
+    ([32512, 0, 2], 1.0)
+    """
+    if not np.isfinite(x).all():
+        return np.zeros(len(x), np.int64), np.float32(np.nan)
+    largest = float(np.abs(x).max(initial=0))
+    s = 2.0**-100
+    while largest > 32512 * s:
+        s *= 2
+    return np.rint(x.astype(np.float64) / s).astype(np.int64), np.float32(s)
+
+
 @dataclass
 class _Head:
     """The transition bias B_k; ``state`` is the recurrent state s of the rnn head."""
 
     kind: str
-    w2: F64  # [V_d, r]
-    scale: F64 | None  # [V_d] row scales of an int8 W2
+    w2: NDArray[Any]  # [V_d, r] float64, or integers with a scale
+    scale: NDArray[np.float32] | None  # [V_d] row scales of an int8 W2
     weight: F64 | None  # gated [r, d + r], rnn [3r, 2r + d]
     bias: F64 | None  # gated [r], rnn [3r]
     state: F64 = field(default_factory=lambda: np.zeros(0))
@@ -41,6 +71,16 @@ class _Head:
     def restart(self) -> None:
         """s_0 = 0, before the first slot of every request."""
         self.state = np.zeros(self.w2.shape[1])
+
+    def logits(self, u: NDArray[Any], e: F64, h: F64) -> F64:
+        """U_k + B_k before the rounding to the dtype of U.
+
+        An int8 W2 has an exact definition in float32 (contract, int8): the sum is rounded to it.
+        """
+        bias = self.bias_of(e, h)
+        if self.scale is None:
+            return u.astype(np.float64) + bias
+        return (u.astype(np.float32) + bias.astype(np.float32)).astype(np.float64)
 
     def bias_of(self, e: F64, h: F64) -> F64:
         """B_k for the previous token's embedding e [r] and the slot's hidden state h [d]."""
@@ -54,8 +94,12 @@ class _Head:
             gate = _sigmoid(gate)
             self.state = gate * self.state + (1.0 - gate) * np.tanh(candidate)
             inner = np.tanh(output)  # from the joint vector, so from s_{k-1}, not from the new s_k
-        out = self.w2 @ inner
-        return out if self.scale is None else out * self.scale
+        if self.scale is None:
+            out: F64 = self.w2 @ inner
+            return out
+        q, s = quantised(inner.astype(np.float32))
+        bias = (self.w2 @ q).astype(np.float32) * (s * self.scale)
+        return bias.astype(np.float64)
 
 
 @dataclass
@@ -152,7 +196,8 @@ def markov_loop(
     confidence_weight, confidence_bias
         (d + r,) over [h; e] or (d,) over h, and a scalar.
     w2_scale : array_like, shape (V_d,), optional
-        Row scales of an int8 ``w2``.
+        Row scales of an int8 ``w2``, float32. The r-vector is then rounded to 16-bit integers
+        (:func:`quantised`); ``B = float32(q . w2[v]) * (s * w2_scale[v])`` in float32.
     draft_to_target : array_like, shape (V_d,), optional
         Strictly increasing target ids of the draft columns.
     store_logits : bool
@@ -206,8 +251,8 @@ def markov_loop(
     vocab = e1.shape[0] if vocab_size is None else int(vocab_size)
     bias = _Head(
         head,
-        np.asarray(w2, dtype=np.float64),
-        _optional(w2_scale),
+        np.asarray(w2, dtype=np.float64 if w2_scale is None else np.int64),
+        None if w2_scale is None else np.asarray(w2_scale, dtype=np.float32),
         _optional(head_weight),
         _optional(head_bias),
     )
@@ -233,7 +278,7 @@ def markov_loop(
             e = e1[previous].astype(np.float64) if known else np.zeros(e1.shape[1])
             status[r] |= 0 if known else int(Status.BAD_DRAFT_ID)
             with np.errstate(invalid="ignore", over="ignore"):
-                raw = u[r, k, :columns].astype(np.float64) + bias.bias_of(e, h[r, k])
+                raw = bias.logits(u[r, k, :columns], e, h[r, k])
             z, found_nan = clean(round_to(raw, dtype), dtype)
             slot = _draw_slot(z, k, how)
             status[r] |= slot.status | (int(Status.NAN_DRAFT) if found_nan else 0)

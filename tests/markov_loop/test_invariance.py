@@ -121,18 +121,20 @@ from dspark_ext import _C
 rng = np.random.default_rng(5)
 digest = hashlib.sha256()
 for head in ("vanilla", "gated", "rnn"):
-    for dtype in (np.float32, np.float16):
-        for rank, d, vocab in ((1, 3, 130), (37, 20, 400), (64, 48, 1000)):
+    for dtype in (np.float32, np.float16, np.int8):
+        for rank, d, vocab in ((1, 3, 130), (37, 20, 400), (64, 48, 1000), (530, 8, 90)):
             shapes = {"vanilla": None, "gated": (rank, d + rank), "rnn": (3 * rank, 2 * rank + d)}
-            extra = {}
+            base = np.float32 if dtype == np.int8 else dtype
+            w2, extra = rng.normal(0, 1, (vocab, rank)).astype(base), {}
+            if dtype == np.int8:
+                w2, extra["w2_scale"] = dx.quantize_rows(w2)
             if shapes[head]:
                 weight = rng.normal(0, 0.3, shapes[head]).astype(np.float32)
-                extra = {"head_weight": weight, "head_bias": weight[:, 0].copy()}
+                extra |= {"head_weight": weight, "head_bias": weight[:, 0].copy()}
             rows = 6
             draft = dx.markov_loop(
-                rng.normal(0, 2, (rows, 3, vocab)).astype(dtype),
-                rng.normal(0, 1, (vocab, rank)).astype(np.float32),
-                rng.normal(0, 1, (vocab, rank)).astype(dtype),
+                rng.normal(0, 2, (rows, 3, vocab)).astype(base),
+                rng.normal(0, 1, (vocab, rank)).astype(np.float32), w2,
                 anchor=rng.integers(0, vocab, rows), seed=rng.integers(0, 2**63, rows),
                 position=rng.integers(0, 2**31, rows), head=head,
                 hidden=rng.normal(0, 1, (rows, 3, d)).astype(np.float32),

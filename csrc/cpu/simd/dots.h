@@ -93,7 +93,8 @@ DSPARK_LANES RowBlock<T> row_block(const Dots& d, int first) {
   RowBlock<T> block;
   block.count = d.num_rows - first < kRows ? d.num_rows - first : kRows;
   for (int a = 0; a < kRows; ++a) {
-    const int64_t row = first + (a < block.count ? a : block.count - 1);
+    const int at = first + (a < block.count ? a : block.count - 1);
+    const int64_t row = d.gather == nullptr ? at : d.gather[at];
     block.rows[a] = static_cast<const T*>(d.matrix) + row * d.row_stride;
   }
   return block;
@@ -103,7 +104,8 @@ DSPARK_LANES RowBlock<T> row_block(const Dots& d, int first) {
 template <class T>
 DSPARK_LANES void prefetch(const Dots& d, int first) {
   constexpr int kLine = 64 / sizeof(T);
-  for (int row = first; row < first + kRows && row < d.num_rows; ++row) {
+  for (int at = first; at < first + kRows && at < d.num_rows; ++at) {
+    const int64_t row = d.gather == nullptr ? at : d.gather[at];
     const T* x = static_cast<const T*>(d.matrix) + row * d.row_stride;
     for (int j = 0; j < d.length; j += kLine) __builtin_prefetch(x + j);
   }
@@ -132,7 +134,8 @@ static void dot_matrix(const Dots& d) {
   for (int first = 0; first < d.num_rows; first += kRows) {
     const RowBlock<T> block = row_block<T>(d, first);
     const int64_t next = first + distance < d.num_rows ? first + distance : d.num_rows - 1;
-    const T* ahead = static_cast<const T*>(d.matrix) + next * d.row_stride;
+    const int64_t row = d.gather == nullptr ? next : d.gather[next];
+    const T* ahead = static_cast<const T*>(d.matrix) + row * d.row_stride;
     if (!several) prefetch<T>(d, first + distance);
     const char* stream = several ? reinterpret_cast<const char*>(ahead) : nullptr;
     if (!widen) {
@@ -150,7 +153,6 @@ static void dots(const Dots& d) {
   if (d.dtype == DSPARK_F32) dot_matrix<float>(d);
   if (d.dtype == DSPARK_BF16) dot_matrix<Bf16>(d);
   if (d.dtype == DSPARK_F16) dot_matrix<Half>(d);
-  if (d.dtype == DSPARK_I8) dot_matrix<int8_t>(d);
 }
 
 }  // namespace dspark::cpu::DSPARK_SIMD

@@ -6,7 +6,9 @@
 // the champion so far with its 128 logits, from which the token is drawn at the end of the step.
 #include "cpu/markov_loop_loops.h"
 
+#include "core/int8.h"
 #include "cpu/simd/dots.h"
+#include "cpu/simd/int_dots.h"
 #include "cpu/simd/markov_heads.h"
 #include "cpu/simd/segment.h"
 #include "cpu/simd/truncate.h"
@@ -54,7 +56,9 @@ int32_t form(const MarkovStep& step, const MarkovRow& row, int32_t segment, cons
   load_base(p, row.request * p.base_request_stride + step.slot * p.base_slot_stride + first, count,
             z);
   if (p.w2_scale != nullptr) {
-    for (int32_t i = 0; i < count; ++i) z[i] += bias[i] * p.w2_scale[first + i];
+    for (int32_t i = 0; i < count; ++i) {
+      z[i] += int8_bias(bias[i], row.quantum, p.w2_scale[first + i]);
+    }
   } else {
     for (int32_t i = 0; i < count; ++i) z[i] += bias[i];
   }
@@ -144,6 +148,40 @@ void one_segment(const MarkovStep& step, int32_t r, int32_t segment, const Marko
   offer(step, r, segment, z, largest, thread.noise[r].w[segment & 3], best);
 }
 
+// Rows of W2 against the vectors [first, first + count) of the step: biases, or with an int8 W2
+// float(dot).
+void biases(const MarkovStep& step, const void* w2, const int32_t* gather, int32_t num_rows,
+            int32_t first, int32_t count, float* out) {
+  const Params& p = *step.params;
+  if (p.w2_dtype == DSPARK_I8) {
+    IntDots d{};
+    d.matrix = static_cast<const int8_t*>(w2);
+    d.row_stride = p.w2_stride;
+    d.gather = gather;
+    d.num_rows = num_rows;
+    d.length = p.rank;
+    d.vectors = step.quantised + first * step.quantised_stride;
+    d.vector_stride = step.quantised_stride;
+    d.num_vectors = count;
+    d.out = out;
+    d.out_stride = kSegment;
+    int_dots(d);
+    return;
+  }
+  Dots d{};
+  d.matrix = w2;
+  d.dtype = p.w2_dtype;
+  d.row_stride = p.w2_stride;
+  d.gather = gather;
+  d.num_rows = num_rows;
+  d.length = p.rank;
+  d.vectors = step.vectors + first;
+  d.num_vectors = count;
+  d.out = out;
+  d.out_stride = kSegment;
+  dots(d);
+}
+
 void chunk(const MarkovStep& step, int64_t chunk, const MarkovThread& thread) {
   const Params& p = *step.params;
   for (int32_t r = 0; r < step.num_rows; ++r) {
@@ -156,17 +194,8 @@ void chunk(const MarkovStep& step, int64_t chunk, const MarkovThread& thread) {
     if (segment >= step.num_segments) return;
     const int32_t first = segment * kSegment;
     const int32_t left = p.draft_vocab_size - first;
-    Dots d;
-    d.matrix = advance(p.w2, p.w2_dtype, first * p.w2_stride);
-    d.dtype = p.w2_dtype;
-    d.row_stride = p.w2_stride;
-    d.num_rows = left < kSegment ? left : kSegment;
-    d.length = p.rank;
-    d.vectors = step.vectors;
-    d.num_vectors = step.num_rows;
-    d.out = thread.bias;
-    d.out_stride = kSegment;
-    dots(d);
+    biases(step, advance(p.w2, p.w2_dtype, first * p.w2_stride), nullptr,
+           left < kSegment ? left : kSegment, 0, step.num_rows, thread.bias);
     for (int32_t r = 0; r < step.num_rows; ++r) one_segment(step, r, segment, thread);
   }
 }

@@ -49,10 +49,6 @@ DSPARK_LANES F16 load(const Bf16* x) {
 DSPARK_LANES F16 load(const Half* x) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)))};
 }
-DSPARK_LANES F16 load(const int8_t* x) {
-  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b))};
-}
 DSPARK_LANES void store(float* x, F16 a) { _mm512_storeu_ps(x, a.v); }
 DSPARK_LANES F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 /// Nearest binary16, ties to even, and back.
@@ -94,11 +90,6 @@ DSPARK_LANES F16 load(const Bf16* x) { return {widen(load8(x)), widen(load8(x + 
 DSPARK_LANES F16 load(const Half* x) {
   return {_mm256_cvtph_ps(load8(x)), _mm256_cvtph_ps(load8(x + 8))};
 }
-DSPARK_LANES F16 load(const int8_t* x) {
-  const __m128i b = load8(x);
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
-}
 DSPARK_LANES void store(float* x, F16 a) {
   _mm256_storeu_ps(x, a.lo);
   _mm256_storeu_ps(x + 8, a.hi);
@@ -131,7 +122,6 @@ DSPARK_LANES F16 zeros() { return F16{}; }
 DSPARK_LANES float widen(float x) { return x; }
 DSPARK_LANES float widen(Bf16 x) { return bf16_to_f32(x.bits); }
 DSPARK_LANES float widen(Half x) { return f16_to_f32(x.bits); }
-DSPARK_LANES float widen(int8_t x) { return static_cast<float>(x); }
 template <class T>
 DSPARK_LANES F16 load(const T* x) {
   F16 r;

@@ -7,6 +7,13 @@
 // z is formed in fp32 and rounded once to the dtype of U; argmax, sampling, logit, lse and the
 // stored logits all use that value. T = 0 is the exact argmax (lowest id on ties).
 //
+// An int8 W2 with row scales has an exact definition (core/int8.h, docs/contract.md): the r-vector
+// x is rounded to integers q = rint(x / s), s the smallest power of two >= 2^-100 with max|x| <=
+// 32512 s, and B[v] = float(sum of q_j W2[v, j]) * (s * scale[v]). The sum is an integer (below
+// 2^31 for r
+// <= 512, in 64 bits beyond), so the bits of z depend on no backend, batch or order. A NaN or an
+// infinity in x makes every B NaN.
+//
 // Glossary: U base logits, B transition bias, W1/W2 the low-rank Markov embedding and projection,
 // gamma draft length, x_0 the anchor (last committed token, at absolute position `position`),
 // d2t the map from the reduced draft vocabulary [V_d] to target ids.
