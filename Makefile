@@ -9,6 +9,7 @@
 #   make dev       build the extension in the tree (no install): then PYTHONPATH=.:python
 #   make lint      check format and lint          make format    apply the format
 #   make stub      write dspark_ext/_C.pyi anew   make bench     time the operators
+#   make static    build the device code without a cache, check its cost and its machine code
 #   make clean     remove build/ and .venv        make test-cuda-pip   pip install with nvcc hidden
 #
 # BIN names the folder of another environment's programs (with the pinned requirements in it) to
@@ -33,7 +34,7 @@ else
   ENVIRONMENT = @:
 endif
 
-.PHONY: help demo test dev lint format stub bench clean environment requirements test-cuda-pip
+.PHONY: help demo test dev static lint format stub bench clean environment requirements test-cuda-pip
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +72,11 @@ dev: requirements
 	  -DDSPARK_WERROR=ON -DDSPARK_CUDA=$${DSPARK_CUDA:-off} -DPython_EXECUTABLE="$$python" \
 	  > build/logs/dev.log || { cat build/logs/dev.log; exit 1; }; } && \
 	cmake --build build/dev --parallel 2 -- --quiet
+
+static: requirements
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
+	$(BIN)/python tests/static/build.py build/static && \
+	DSPARK_STATIC_BUILD="$(CURDIR)/build/static" PYTHONPATH=. $(BIN)/pytest -q tests/static
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)
