@@ -116,6 +116,9 @@ def decode_round(
 
     Notes
     -----
+    The drafts follow the full law of the head: ``topk_support`` of :func:`markov_loop` is not used
+    here, because :func:`rejection_sample` does not take a law as a list of ids yet.
+
     When the target (or a hook) raises, nothing is committed: the state is as before the call, and
     repeating the call draws the same random numbers.
 

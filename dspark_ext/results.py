@@ -28,8 +28,8 @@ class Draft:
     lse: Array  # [R, gamma] f32
     confidence_logit: Array | None  # [R, gamma] f32, before STS and sigmoid
     logits: Array | None  # [R, gamma, V_d] corrected logits z, dtype of the base logits
-    support_ids: Array | None  # [R, gamma, M] int32
-    support_logits: Array | None  # [R, gamma, M]
+    support_ids: Array | None  # [R, gamma, M] int32 target ids, ascending, -1 behind the last
+    support_logits: Array | None  # [R, gamma, M] their z, -inf where truncated or padding
     status: Array  # [R] int32
 
 

@@ -50,6 +50,8 @@ void register_markov_loop(py::module_& m) {
   field(cls, "logits", &P::logits);
   field(cls, "logits_request_stride", &P::logits_request_stride);
   field(cls, "logits_slot_stride", &P::logits_slot_stride);
+  field(cls, "support_ids", &P::support_ids);
+  field(cls, "support_logits", &P::support_logits);
   field(cls, "status", &P::status);
   family(m, "markov_loop", &dspark_markov_loop, &dspark_markov_loop_workspace);
 }

@@ -25,12 +25,8 @@ void check_sizes(dspark::Problems& problems, const Params& p) {
   DSPARK_REQUIRE(problems, p.hidden_size >= 0, "hidden_size: got %d, expected >= 0", p.hidden_size);
   DSPARK_REQUIRE(problems, p.head >= DSPARK_HEAD_VANILLA && p.head <= DSPARK_HEAD_RNN,
                  "head: got %d, expected a dspark_head (0..2)", p.head);
-  DSPARK_REQUIRE(problems, p.topk_support >= 0, "topk_support: got %d, expected >= 0",
-                 p.topk_support);
-  DSPARK_SUPPORTED(problems, p.topk_support <= 0,
-                   "topk_support: got %d; the law restricted to the largest base logits is not "
-                   "implemented in this release, use 0",
-                   p.topk_support);
+  DSPARK_REQUIRE(problems, p.topk_support >= 0 && p.topk_support <= DSPARK_MAX_SUPPORT,
+                 "topk_support: got %d, expected 0..%d", p.topk_support, DSPARK_MAX_SUPPORT);
 }
 
 void check_weights(dspark::Problems& problems, const Params& p) {
@@ -63,6 +59,13 @@ void check_weights(dspark::Problems& problems, const Params& p) {
                  p.confidence_logit == nullptr ? "NULL" : "an array");
 }
 
+void check_support(dspark::Problems& problems, const Params& p) {
+  DSPARK_REQUIRE(problems, (p.support_ids == nullptr) == (p.support_logits == nullptr),
+                 "support_ids, support_logits: got one of them, expected both or NULL");
+  DSPARK_REQUIRE(problems, p.support_ids == nullptr || p.topk_support > 0,
+                 "support_ids: got an array with topk_support 0, expected NULL");
+}
+
 void check(dspark::Problems& problems, const Params& p) {
   if (p.num_requests == 0) return;
   dspark::check_pointer(problems, "base_logits", p.base_logits);
@@ -79,6 +82,7 @@ void check(dspark::Problems& problems, const Params& p) {
   dspark::check_pointer(problems, "logit", p.logit);
   dspark::check_pointer(problems, "lse", p.lse);
   dspark::check_pointer(problems, "status", p.status);
+  check_support(problems, p);
   DSPARK_REQUIRE(problems,
                  p.logits == nullptr || p.gamma == 1 || p.logits_slot_stride >= p.draft_vocab_size,
                  "logits_slot_stride: got %lld, expected at least draft_vocab_size = %d",

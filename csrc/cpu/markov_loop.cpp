@@ -3,7 +3,10 @@
 // The Markov loop on the CPU. What does not depend on the previous token (the hidden part of the
 // heads and of the confidence logit) is computed for all slots before the loop; a step is then:
 // embed the previous tokens, finish the heads' inner vectors, one pass over W2 and U, draw.
-// Threads share a step by vocabulary segments; nothing they compute depends on who does it.
+// Threads share a step by vocabulary segments; nothing they compute depends on who does it. With a
+// draft law on the M largest base logits those are selected before the loop, and threads share a
+// step by requests.
+#include <algorithm>
 #include <cmath>
 
 #include "core/dtype.h"
@@ -45,6 +48,9 @@ struct Scratch {
   int64_t quantised_stride;  // r and its padding
   double* log_mass;          // [R, segments]
   float* row_z;              // [R, segments, 128]
+  int32_t* support;          // [R, gamma, members] columns of a restricted law, ascending
+  int32_t* support_nan;      // [R, gamma] whether U has a NaN there
+  int32_t members;           // min(M, V_d); 0 = full support
   MarkovThread* per_thread;  // [threads]
   size_t bytes;
 };
@@ -70,15 +76,25 @@ Scratch carve(const Params& p, void* data) {
   s.vectors = arena.take<const float*>(n);
   s.quantised_stride = (p.rank + kIntPadding - 1) / kIntPadding * int64_t{kIntPadding};
   s.quantised = arena.take<int16_t>(p.w2_dtype == DSPARK_I8 ? n * s.quantised_stride : 0);
-  s.log_mass = arena.take<double>(n * s.segments);
-  s.row_z = arena.take<float>(truncation ? n * s.segments * kSegment : 0);
+  s.members = p.topk_support < p.draft_vocab_size ? p.topk_support : p.draft_vocab_size;
+  const int64_t full = s.members > 0 ? 0 : n;  // rows whose whole vocabulary takes part
+  s.log_mass = arena.take<double>(full * s.segments);
+  s.row_z = arena.take<float>(truncation ? full * s.segments * kSegment : 0);
+  s.support = arena.take<int32_t>(slots * s.members);
+  s.support_nan = arena.take<int32_t>(s.members > 0 ? slots : 0);
   s.per_thread = arena.take<MarkovThread>(s.threads);
   for (int32_t t = 0; t < s.threads; ++t) {
-    MarkovThread thread;
+    MarkovThread thread{};
     thread.best = arena.take<MarkovBest>(n);
-    thread.bias = arena.take<float>(n * kSegment);
+    thread.bias = arena.take<float>(full * kSegment);
     thread.noise = arena.take<Philox4>(n);
     thread.bins = arena.take<uint64_t>(truncation ? kTruncateBins : 0);
+    thread.support.heap = arena.take<uint64_t>(s.members);
+    thread.support.bias = arena.take<float>(s.members);
+    thread.support.z = arena.take<float>(int64_t{kSegment} * s.members);
+    thread.support.segment = arena.take<int32_t>(s.members);
+    thread.support.maxima = arena.take<double>(s.members);
+    thread.support.log_mass = arena.take<double>(s.members);
     if (s.per_thread != nullptr) s.per_thread[t] = thread;
   }
   s.bytes = arena.bytes();
@@ -96,6 +112,7 @@ class Loop {
     for (int32_t r = 0; r < p_.num_requests; ++r) start(r);
     if (num_rows_ == 0) return;
     hidden_parts();
+    if (s_.members > 0) select_supports();
     for (int32_t k = 0; k < p_.gamma; ++k) {
       embed();
       confidence(k);
@@ -278,6 +295,10 @@ class Loop {
     step.quantised_stride = s_.quantised_stride;
     step.log_mass = s_.log_mass;
     step.row_z = s_.row_z;
+    if (s_.members > 0) {
+      draw_supports(step);
+      return;
+    }
     const int64_t chunks = (s_.segments + kMarkovChunk - 1) / kMarkovChunk;
     parallel_for(p_.num_threads, chunks,
                  [&](int64_t c, int t) { loops_.chunk(step, c, s_.per_thread[t]); });
@@ -285,6 +306,33 @@ class Loop {
       const MarkovPick drawn = loops_.finish(step, static_cast<int32_t>(row), s_.per_thread,
                                              s_.threads, s_.per_thread[t].bins);
       emit(static_cast<int32_t>(row), k, drawn);
+    });
+  }
+
+  // The columns of the M largest base logits of every slot: one pass over U.
+  void select_supports() {
+    const int64_t slots = int64_t{num_rows_} * p_.gamma;
+    parallel_for(p_.num_threads, slots, [&](int64_t slot, int t) {
+      const int32_t r = request(static_cast<int32_t>(slot / p_.gamma));
+      const int64_t offset = r * p_.base_request_stride + slot % p_.gamma * p_.base_slot_stride;
+      uint64_t* heap = s_.per_thread[t].support.heap;
+      s_.support_nan[slot] = loops_.select_support(p_, offset, s_.members, heap);
+      int32_t* columns = s_.support + slot * s_.members;
+      for (int32_t i = 0; i < s_.members; ++i) {
+        columns[i] = static_cast<int32_t>(~static_cast<uint32_t>(heap[i]));
+      }
+      std::sort(columns, columns + s_.members);
+    });
+  }
+
+  void draw_supports(const MarkovStep& step) {
+    parallel_for(p_.num_threads, num_rows_, [&](int64_t row, int t) {
+      const int64_t slot = row * p_.gamma + step.slot;
+      MarkovPick drawn =
+          loops_.support(step, static_cast<int32_t>(row), s_.support + slot * s_.members,
+                         s_.members, s_.per_thread[t]);
+      drawn.nan |= s_.support_nan[slot];
+      emit(static_cast<int32_t>(row), step.slot, drawn);
     });
   }
 

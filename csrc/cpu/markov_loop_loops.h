@@ -37,12 +37,23 @@ struct MarkovBest {
   float z[kSegment];  // logits of the segment behind `key`, -inf past the vocabulary
 };
 
+/// Scratch of one thread for a row with `topk_support` = M; all NULL without it.
+struct MarkovSupport {
+  uint64_t* heap;    // [M] the selection
+  float* bias;       // [M]
+  float* z;          // [M, kSegment] logits of the segments with a member
+  int32_t* segment;  // [M] their numbers, ascending
+  double* maxima;    // [M] their largest logits
+  double* log_mass;  // [M]
+};
+
 /// Scratch of one thread.
 struct MarkovThread {
   MarkovBest* best;  // [rows]
   float* bias;       // [rows, kSegment]
   Philox4* noise;    // [rows]
   uint64_t* bins;    // [kTruncateBins], or NULL without truncation
+  MarkovSupport support;
 };
 
 /// One step of the loop, all rows.
@@ -80,6 +91,11 @@ struct MarkovLoops {
   /// Combine the champions of all threads into the row's token, logit and lse.
   MarkovPick (*finish)(const MarkovStep& step, int32_t row, const MarkovThread* threads,
                        int32_t num_threads, uint64_t* bins);
+  /// See cpu/simd/markov_support.h: the support of one row of U, and one step over it.
+  int32_t (*select_support)(const dspark_markov_loop_params& p, int64_t offset, int32_t wanted,
+                            uint64_t* heap);
+  MarkovPick (*support)(const MarkovStep& step, int32_t row, const int32_t* columns, int32_t count,
+                        const MarkovThread& thread);
 };
 
 namespace baseline {

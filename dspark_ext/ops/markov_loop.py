@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = ["markov_loop"]
 HEADS = ("vanilla", "gated", "rnn")
 MIN_TEMPERATURE = np.float32(1e-3)
 MAX_POSITION = 2**32
+MAX_SUPPORT = 1024  # DSPARK_MAX_SUPPORT
 
 
 class _Call:
@@ -166,9 +168,9 @@ class _Call:
         self._range("top_p", self.top_p, "0 < p <= 1", lambda p: (p > 0) & (p <= 1))
         self._uniform(a["debug_uniform"], n)
         m = a["topk_support"]
-        ok = isinstance(m, (int, np.integer)) and int(m) >= 0
-        if check.require(ok, "topk_support", str(m), "an integer >= 0"):
-            self.support = int(m)
+        ok = isinstance(m, (int, np.integer)) and 0 <= int(m) <= MAX_SUPPORT
+        check.require(ok, "topk_support", str(m), f"an integer in 0..{MAX_SUPPORT}")
+        self.support = int(m) if ok else 0
 
     def _uniform(self, uniform: Any, n: int) -> None:
         check = self.check
@@ -208,6 +210,12 @@ class _Call:
         if store_logits and self.base is not None:
             given, full = out and out.logits, (*shape, self.columns)
             self.out_logits = check.output("out.logits", given, full, self.base.dtype)
+        self.out_ids = self.out_support = None
+        if self.support and self.base is not None:
+            ids, values = out and out.support_ids, out and out.support_logits
+            among = (*shape, self.support)
+            self.out_ids = check.output("out.support_ids", ids, among, "int32")
+            self.out_support = check.output("out.support_logits", values, among, self.base.dtype)
 
     def result(self) -> Draft:
         """The outputs as the caller sees them."""
@@ -221,8 +229,8 @@ class _Call:
             lse=array(self.out_lse),
             confidence_logit=array(self.out_confidence),
             logits=array(self.out_logits),
-            support_ids=None,
-            support_logits=None,
+            support_ids=array(self.out_ids),
+            support_logits=array(self.out_support),
             status=array(self.out_status),
         )
 
@@ -261,6 +269,7 @@ def _run_native(call: _Call) -> None:
     if call.out_logits is not None:
         p.logits = call.out_logits.ptr
         p.logits_request_stride, p.logits_slot_stride = call.out_logits.strides[:2]
+    p.support_ids, p.support_logits = ptr(call.out_ids), ptr(call.out_support)
     _backend.run("markov_loop", p, call.backend, call.base.array)
 
 
@@ -297,7 +306,7 @@ def _run_reference(call: _Call) -> None:
             dtype=dtype,
         )
     result = call.result()
-    for name in ("tokens", "logit", "lse", "confidence_logit", "logits", "status"):
+    for name in (field.name for field in fields(Draft)):
         if getattr(result, name) is not None:
             _backend.copy_into(view(getattr(result, name)), getattr(answer, name), call.keep)
 
@@ -378,7 +387,9 @@ def markov_loop(
         ``max|x| <= 32512 s``, and ``B[v] = float32(q . w2[v]) * (s * w2_scale[v])`` in float32
         (contract, "An int8 W2"). See :func:`quantize_rows`.
     topk_support : int
-        0: the law runs over all V_d columns. More is not implemented.
+        M in 1..1024: the law of slot k runs over the M largest base logits ``U_k`` only (ties:
+        lowest id; NaN as -inf; all columns when V_d < M), and only their rows of ``w2`` are read.
+        ``top_k`` and ``top_p`` then cut among the M. 0: all V_d columns.
     top_k : array, shape (R,), int32, or scalar, optional
         Keep the k most probable columns of the draft law; <= 0 is off.
     top_p : array, shape (R,), float32, or scalar, optional
@@ -408,28 +419,35 @@ def markov_loop(
         ``tokens`` (R, gamma) int32 target ids; ``logit`` and ``lse`` (R, gamma) float32 with
         ``log q(x) = logit / T - lse`` (T = 1 on greedy rows, whose law is one-hot);
         ``confidence_logit`` (R, gamma) float32 or None; ``logits`` (R, gamma, V_d) in the dtype of
-        ``base_logits`` or None; ``status`` (R,) int32.
+        ``base_logits`` or None; with ``topk_support`` = M ``support_ids`` (R, gamma, M) int32, the
+        target ids of the support in ascending order, and ``support_logits`` (R, gamma, M) their z
+        in the dtype of ``base_logits`` (-1 and -inf behind the last column, -inf where truncated);
+        ``status`` (R,) int32.
 
     Raises
     ------
     ArgumentError
         Lists every argument whose shape, dtype, device or range is wrong; nothing has been written.
     NotImplementedError
-        ``topk_support`` > 0; ``backend="cuda"`` while the library has no kernel for it.
+        ``backend="cuda"`` while the library has no kernel for it.
 
     Notes
     -----
     z = U + B is formed in float32 and rounded once to the dtype of ``base_logits``. That value
     decides the argmax, the draw, ``logit`` and ``lse``, so a verifier that uses them sees the law
-    the token was drawn from: the condition for losslessness.
+    the token was drawn from: the condition for losslessness. That holds for a law restricted by
+    ``topk_support`` too: ``lse`` sums over the support, and the stored ``logits`` are -inf outside.
+    :func:`rejection_sample` takes such a draft as ``draft_logits`` (``store_logits=True``); it does
+    not read ``support_ids`` yet.
 
     The draw is a function of (seed, position, z) alone: batch slot, batch size, padding, threads
     and SIMD width do not change a token (contract, section 5). The confidence logit of slot k
     reads h_k and x_{k-1}, never x_k.
 
-    Status bits: ``NAN_DRAFT`` (a NaN logit counts as -inf), ``BAD_DRAFT_ID`` (an anchor outside
-    [0, V): its embedding counts as 0), ``EMPTY_SUPPORT`` (no logit above -inf: the lowest id, with
-    logit and lse -inf). +inf counts as the largest finite value of the dtype.
+    Status bits: ``NAN_DRAFT`` (a NaN logit counts as -inf; with ``topk_support`` any NaN in U_k),
+    ``BAD_DRAFT_ID`` (an anchor outside [0, V): its embedding counts as 0), ``EMPTY_SUPPORT`` (no
+    logit above -inf: the lowest id, with logit and lse -inf). +inf counts as the largest finite
+    value of the dtype.
 
     Examples
     --------

@@ -24,8 +24,9 @@ _MISSING = {
     "output_counts": "penalties",
     "prompt_mask": "the repetition penalty",
     "min_tokens_left": "forbidding stop ids until a number of tokens is emitted",
-    "support_ids": "draft laws on the M largest ids",
-    "support_logits": "draft laws on the M largest ids",
+    "support_ids": "draft laws as lists of M ids (pass draft_logits, from markov_loop with "
+    "store_logits=True)",
+    "support_logits": "draft laws as lists of M ids (pass draft_logits)",
 }
 _SMALLEST_TEMPERATURE = np.float32(1e-3)
 _MAX_POSITION = 1 << 32
@@ -104,6 +105,9 @@ def rejection_sample(
         With ``draft_logits``: ``log q(x) = logit / T - lse`` of every draft.
     draft_logits : array, shape (R, gamma, >= V_d), float32, bfloat16 or float16, optional
         The stored law. Without the three the law is one-hot: accepted with probability ``p(x)``.
+        A draft restricted by ``topk_support`` comes this way too, with -inf outside its support.
+    support_ids, support_logits
+        The law of a draft with ``topk_support`` as lists; not served yet, refused.
     draft_temperature : array (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
     rule : str or array of codes (R,)

@@ -123,6 +123,21 @@ class _Sampling:
     draws: Draws
 
 
+def support_of(u: NDArray[Any], m: int) -> NDArray[np.int64]:
+    """Columns of the m largest base logits of one row, ascending; all of them when there are fewer.
+
+    The order is total: logit descending with NaN as -inf, then column ascending.
+
+    Examples
+    --------
+    >>> support_of(np.array([1.0, 3.0, np.nan, 3.0, 3.0]), 2).tolist()
+    [1, 3]
+    """
+    values = np.where(np.isnan(u), -np.inf, u)
+    order = np.lexsort((np.arange(len(values)), -values))
+    return np.sort(order[:m])
+
+
 def _draw_slot(z: F64, k: int, how: _Sampling) -> _Slot:
     """Pick a column from z, greedy (T = 0) or sampled from the truncated law."""
     if how.temperature == 0:
@@ -198,6 +213,8 @@ def markov_loop(
     w2_scale : array_like, shape (V_d,), optional
         Row scales of an int8 ``w2``, float32. The r-vector is then rounded to 16-bit integers
         (:func:`quantised`); ``B = float32(q . w2[v]) * (s * w2_scale[v])`` in float32.
+    topk_support : int
+        M > 0: the law runs over the M largest base logits of every slot (:func:`support_of`).
     draft_to_target : array_like, shape (V_d,), optional
         Strictly increasing target ids of the draft columns.
     store_logits : bool
@@ -216,18 +233,16 @@ def markov_loop(
     Draft
         Padded requests hold token 0 and zeros.
 
-    Raises
-    ------
-    NotImplementedError
-        For ``topk_support`` > 0.
-
     Notes
     -----
     Readings of the contract where it leaves a choice:
 
     * Segments are cut over draft columns (rows of W2), also with ``draft_to_target``.
     * A greedy slot ignores top_k and top_p: its law is one-hot, its lse runs over all columns.
-    * A NaN in z counts as -inf, is stored as -inf and sets NAN_DRAFT.
+    * A NaN in z counts as -inf, is stored as -inf and sets NAN_DRAFT. With ``topk_support`` a NaN
+      anywhere in U sets it, and a NaN in z does at members of the support.
+    * ``topk_support`` acts before top_k and top_p, which cut among its members. Greedy slots take
+      the argmax over the members, and their lse runs over these.
     * An anchor outside [0, V) sets BAD_DRAFT_ID and has the embedding 0; nothing is indexed.
     * A slot without any finite logit drafts column 0 with logit and lse -inf (EMPTY_SUPPORT); its
       q is 0, so verification ends the prefix there.
@@ -243,8 +258,6 @@ def markov_loop(
     >>> draft.tokens.tolist(), draft.logits.tolist()
     ([[2]], [[[1.75, -6.0, 3.25]]])
     """
-    if topk_support:
-        raise NotImplementedError("topk_support: the restricted support is not implemented yet")
     u = np.asarray(base_logits)
     requests, gamma = u.shape[:2]
     e1 = np.asarray(w1)
@@ -267,7 +280,7 @@ def markov_loop(
     p_of = legal(p_of, (p_of > 0) & (p_of <= 1), 1.0, status)
     on = active_mask(active, requests)
     status[~on] = 0
-    result = _empty(requests, gamma, columns, u.dtype, store_logits, cw is not None)
+    result = _empty((requests, gamma), columns, u.dtype, store_logits, cw is not None, topk_support)
     for r in np.flatnonzero(on):
         own = draws_of(draws, int(r), seed, position, debug_uniform)
         how = _Sampling(float(t[r]), int(k_of[r]), float(p_of[r]), own)
@@ -279,7 +292,10 @@ def markov_loop(
             status[r] |= 0 if known else int(Status.BAD_DRAFT_ID)
             with np.errstate(invalid="ignore", over="ignore"):
                 raw = bias.logits(u[r, k, :columns], e, h[r, k])
-            z, found_nan = clean(round_to(raw, dtype), dtype)
+            members = support_of(u[r, k, :columns], topk_support or columns)
+            found_nan = bool(np.isnan(u[r, k, :columns]).any() or np.isnan(raw[members]).any())
+            z = np.full(columns, -np.inf)
+            z[members] = clean(round_to(raw[members], dtype), dtype)[0]
             slot = _draw_slot(z, k, how)
             status[r] |= slot.status | (int(Status.NAN_DRAFT) if found_nan else 0)
             previous = int(to_target[slot.column])
@@ -290,6 +306,9 @@ def markov_loop(
                 result.confidence_logit[r, k] = _confidence(cw, cb, h[r, k], e)
             if result.logits is not None:
                 result.logits[r, k] = slot.z
+            if result.support_ids is not None and result.support_logits is not None:
+                result.support_ids[r, k, : len(members)] = to_target[members]
+                result.support_logits[r, k, : len(members)] = slot.z[members]
             if margin is not None:
                 margin[r, k] = slot.margin
     result.status[:] = status
@@ -297,16 +316,16 @@ def markov_loop(
 
 
 def _empty(
-    requests: int, gamma: int, columns: int, logits_dtype: Any, store: bool, confident: bool
+    shape: tuple[int, int], columns: int, logits_dtype: Any, store: bool, confident: bool, m: int
 ) -> Draft:
-    shape = (requests, gamma)
+    ids = np.full((*shape, m), -1, np.int32) if m else None
     return Draft(
         tokens=np.zeros(shape, np.int32),
         logit=np.zeros(shape, np.float32),
         lse=np.zeros(shape, np.float32),
         confidence_logit=np.zeros(shape, np.float32) if confident else None,
         logits=np.zeros((*shape, columns), logits_dtype) if store else None,
-        support_ids=None,
-        support_logits=None,
-        status=np.zeros(requests, np.int32),
+        support_ids=ids,
+        support_logits=None if ids is None else np.full(ids.shape, -np.inf, logits_dtype),
+        status=np.zeros(shape[0], np.int32),
     )

@@ -72,6 +72,8 @@ CHANGES: dict[str, tuple[Case, str]] = {
     "d2t-negative": ({"draft_to_target": [-1, 0]}, "draft_to_target: got ids"),
     "d2t-size": ({"draft_to_target": list(range(30))}, "w2: got 40 rows, expected V_d = 30"),
     "topk-support": ({"topk_support": -1}, "topk_support: got -1"),
+    "topk-support-large": ({"topk_support": 1025}, "topk_support: got 1025"),
+    "topk-support-float": ({"topk_support": 2.0}, "topk_support: got 2.0"),
     "uniform": ({"debug_uniform": [[2**53] * 3] * 2}, "debug_uniform: got 9007199254740992"),
     "out": (
         {"out": dx.Draft(*[np.zeros((2, 3), np.float32)] * 3, None, None, None, None, None)},
@@ -103,12 +105,6 @@ def test_nothing_is_written(make: Callable[..., Case]) -> None:
         x[...] = 77
     problems(case | {"out": out, "temperature": -1.0})
     assert all((x == 77).all() for x in (out.tokens, out.logit, out.lse, out.status))
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_topk_support_is_not_there_yet(backend: str, make: Callable[..., Case]) -> None:
-    with pytest.raises(NotImplementedError, match="topk_support"):
-        dx.markov_loop(**make(1, 1, 9, 2), topk_support=4, backend=backend)
 
 
 def test_scalars_lists_and_other_integers(make: Callable[..., Case]) -> None:

@@ -202,11 +202,20 @@ def test_the_c_api_lists_everything() -> None:
         assert part in str(error.value)
 
 
+def test_the_c_api_wants_both_arrays_of_a_support(make: Callable[..., Case]) -> None:
+    native = Native(make(1, 1, 30, 3))
+    native.set("support_ids", np.zeros((1, 1, 8), np.int32))
+    with pytest.raises(ValueError, match="got one of them, expected both") as error:
+        native.run()
+    assert "support_ids: got an array with topk_support 0" in str(error.value)
+    native.params.topk_support = 1025
+    with pytest.raises(ValueError, match=r"topk_support: got 1025, expected 0\.\.1024"):
+        native.run()
+    native.params.topk_support, native.params.support_ids = 8, 0
+    native.run()  # neither: the draft alone
+
+
 def test_the_c_api_names_what_is_missing(make: Callable[..., Case]) -> None:
     native = Native(make(1, 1, 30, 3))
-    native.params.topk_support = 8
-    with pytest.raises(NotImplementedError, match="topk_support: got 8"):
-        native.run()
-    native.params.topk_support = 0
     with pytest.raises(NotImplementedError, match="DSPARK_CUDA"):
         _C.markov_loop(_C.CUDA, native.params)

@@ -224,16 +224,3 @@ def test_inactive_requests_are_not_read(rng: np.random.Generator) -> None:
     got = markov_loop(**model, active=[1, 0, 1])
     assert got.tokens[[0, 2]].tolist() == want.tokens[[0, 2]].tolist()
     assert got.status.tolist() == [0, 0, 0]
-
-
-def test_restricted_support_says_not_yet() -> None:
-    with pytest.raises(NotImplementedError, match="topk_support"):
-        markov_loop(
-            np.zeros((1, 1, 3)),
-            np.zeros((3, 1)),
-            np.zeros((3, 1)),
-            anchor=[0],
-            seed=[0],
-            position=[0],
-            topk_support=2,
-        )

@@ -14,6 +14,12 @@
 // <= 512, in 64 bits beyond), so the bits of z depend on no backend, batch or order. A NaN or an
 // infinity in x makes every B NaN.
 //
+// topk_support = M > 0 restricts the law of slot k to the M largest U_k (NaN as -inf, lowest id on
+// ties; all columns when V_d < M): x_k ~ softmax(z_k / T) over those, greedy rows take their
+// argmax, and only their rows of W2 are read. The law is exactly known, so it is as lossless as the
+// full one; only the acceptance changes. A NaN anywhere in U_k sets DSPARK_NAN_DRAFT. top_k and
+// top_p then work among the M.
+//
 // Glossary: U base logits, B transition bias, W1/W2 the low-rank Markov embedding and projection,
 // gamma draft length, x_0 the anchor (last committed token, at absolute position `position`),
 // d2t the map from the reduced draft vocabulary [V_d] to target ids.
@@ -33,6 +39,9 @@ typedef enum dspark_head {
   DSPARK_HEAD_RNN = 2       ///< B = W2 tanh(o), gate, candidate, o from [s; e; h_k]      (eq. 6)
 } dspark_head;
 
+/// The largest topk_support.
+#define DSPARK_MAX_SUPPORT 1024
+
 /// Arguments of dspark_markov_loop(). R = num_requests, V = vocab_size (target ids),
 /// V_d = draft_vocab_size (columns of U and rows of W2; V_d = V without draft_to_target).
 typedef struct dspark_markov_loop_params {
@@ -44,7 +53,7 @@ typedef struct dspark_markov_loop_params {
   int32_t rank;                   ///< r >= 1
   int32_t hidden_size;            ///< d; 0 when `hidden` is NULL
   int32_t head;                   ///< a dspark_head
-  int32_t topk_support;           ///< 0 = full support; M > 0 is not served yet
+  int32_t topk_support;           ///< M: the law runs over the M largest U_k; 0 = all columns
   int32_t num_threads;            ///< CPU threads to use; 0 = as many as OpenMP has
   const void* base_logits;        ///< [R, gamma, V_pad] U
   int32_t base_dtype;             ///< f32, bf16 or f16
@@ -83,6 +92,10 @@ typedef struct dspark_markov_loop_params {
                                    ///< or NULL
   int64_t logits_request_stride;   ///< elements between requests
   int64_t logits_slot_stride;      ///< elements between slots
+  int32_t* support_ids;            ///< [R, gamma, M] out: target ids of the support, ascending, -1
+                                   ///< behind the last; or NULL. Contiguous
+  void* support_logits;            ///< [R, gamma, M] out: their z in base_dtype, truncated ids and
+                                   ///< padding at -inf; with support_ids. Contiguous
   int32_t* status;                 ///< [R] out: status bits
 } dspark_markov_loop_params;
 
