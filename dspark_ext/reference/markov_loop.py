@@ -78,9 +78,9 @@ class _Head:
         An int8 W2 has an exact definition in float32 (contract, int8): the sum is rounded to it.
         """
         bias = self.bias_of(e, h)
-        if self.scale is None:
-            return u.astype(np.float64) + bias
-        return (u.astype(np.float32) + bias.astype(np.float32)).astype(np.float64)
+        width = np.float64 if self.scale is None else np.float32
+        z: F64 = (u.astype(width) + bias.astype(width)).astype(np.float64)
+        return z
 
     def bias_of(self, e: F64, h: F64) -> F64:
         """B_k for the previous token's embedding e [r] and the slot's hidden state h [d]."""
