@@ -49,7 +49,7 @@ dspark_status make_tensor_map_2d(TensorMap* map, TensorType type, const void* da
 }  // namespace dspark::prim
 
 #ifdef DSPARK_SIMT
-#include "simt/bulk.h"
+#include "simt/prim_bulk.h"
 #else
 
 namespace dspark::prim {

@@ -9,7 +9,7 @@
 #include "cuda/prim/hopper.h"
 
 #ifdef DSPARK_SIMT
-#include "simt/cluster.h"
+#include "simt/prim_cluster.h"
 #else
 
 namespace dspark::prim {

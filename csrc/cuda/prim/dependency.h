@@ -9,7 +9,7 @@
 #include "cuda/prim/hopper.h"
 
 #ifdef DSPARK_SIMT
-#include "simt/dependency.h"
+#include "simt/prim_dependency.h"
 #else
 
 namespace dspark::prim {

@@ -7,11 +7,9 @@
 #ifndef DSPARK_CUDA_PRIM_HOPPER_H_
 #define DSPARK_CUDA_PRIM_HOPPER_H_
 
-#ifndef DSPARK_SIMT
+#include "cuda/prim/platform.h"
 
-#include <cstdint>
-
-// sm_90 and later: mbarrier with transactions, bulk copies, clusters, griddepcontrol.
+// sm_90 and later: mbarriers that count bytes, bulk copies, clusters, griddepcontrol.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define DSPARK_ASM_SM90(...) asm volatile(__VA_ARGS__)
 #else
@@ -24,17 +22,6 @@
 #else
 #define DSPARK_ASM_SM90A(...) __trap()
 #endif
-
-namespace dspark::prim {
-
-/// The address inside the shared window (PTX ISA, "State Spaces", .shared).
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-}  // namespace dspark::prim
-
-#endif  // DSPARK_SIMT
 
 // True in the passes that compile a kernel for wgmma; elsewhere such a kernel's body is left out.
 #if defined(DSPARK_SIMT) || defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -11,7 +11,7 @@
 #include "cuda/prim/hopper.h"
 
 #ifdef DSPARK_SIMT
-#include "simt/mbarrier.h"
+#include "simt/prim_mbarrier.h"
 #else
 
 namespace dspark::prim {

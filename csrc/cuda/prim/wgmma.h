@@ -19,7 +19,7 @@
 #include "cuda/prim/hopper.h"
 
 #ifdef DSPARK_SIMT
-#include "simt/wgmma.h"
+#include "simt/prim_wgmma.h"
 #else
 
 namespace dspark::prim {

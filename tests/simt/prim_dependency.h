@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Emulation of csrc/cuda/prim/dependency.h: a launch has ended before the next one starts.
+#ifndef DSPARK_TESTS_SIMT_PRIM_DEPENDENCY_H_
+#define DSPARK_TESTS_SIMT_PRIM_DEPENDENCY_H_
+
+#include "simt/cuda.h"
+
+namespace dspark::prim {
+
+inline void grid_dependency_wait() {}
+inline void grid_dependency_launch() {}
+
+}  // namespace dspark::prim
+
+#endif  // DSPARK_TESTS_SIMT_PRIM_DEPENDENCY_H_
