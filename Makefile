@@ -8,6 +8,7 @@
 #
 #   make dev       build the extension in the tree (no install): then PYTHONPATH=.:python
 #   make lint      check format and lint          make format    apply the format
+#   make simt      the CUDA kernels for the CPU, with their checks: build/simt (tests/simt)
 #   make stub      write dspark_ext/_C.pyi anew   make bench     time the operators
 #   make static    build the device code without a cache, check its cost and its machine code
 #   make clean     remove build/ and .venv        make test-cuda-pip   pip install with nvcc hidden
@@ -77,6 +78,13 @@ static: requirements
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
 	$(BIN)/python tests/static/build.py build/static && \
 	DSPARK_STATIC_BUILD="$(CURDIR)/build/static" PYTHONPATH=. $(BIN)/pytest -q tests/static
+
+simt: requirements
+	@mkdir -p build/logs
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
+	{ cmake -S tests/simt -B build/simt -G Ninja > build/logs/simt.log || \
+	  { cat build/logs/simt.log; exit 1; }; } && \
+	cmake --build build/simt --parallel 2 -- --quiet
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)

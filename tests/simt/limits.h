@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The emulated device: DSPARK_SIMT_SMS multiprocessors (default 6) of compute capability
+// DSPARK_SIMT_CAPABILITY (default 90).
+#ifndef DSPARK_TESTS_SIMT_LIMITS_H_
+#define DSPARK_TESTS_SIMT_LIMITS_H_
+
+#include <string>
+
+#include "cuda/prim/launch.h"
+
+namespace dspark::simt {
+
+/// Why a device would not start this launch; empty if it would.
+std::string refuse_launch(const prim::LaunchConfig& config);
+
+}  // namespace dspark::simt
+
+#endif  // DSPARK_TESTS_SIMT_LIMITS_H_
