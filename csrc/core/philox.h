@@ -80,7 +80,11 @@ DSPARK_HD double gumbel(uint32_t word) {
 
 /// Noise of segment `s` (ids 128 s .. 128 s + 127): word s & 3 of draw s >> 2.
 DSPARK_HD double segment_gumbel(const DrawStream& stream, uint32_t s) {
-  return gumbel(draw(stream, s >> 2).w[s & 3]);
+  const Philox4 words = draw(stream, s >> 2);
+  // Chosen, not indexed: an index would put the words into a GPU thread's memory.
+  const uint32_t low = (s & 1) != 0 ? words.w[1] : words.w[0];
+  const uint32_t high = (s & 1) != 0 ? words.w[3] : words.w[2];
+  return gumbel((s & 2) != 0 ? high : low);
 }
 
 }  // namespace dspark

@@ -1,17 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Host side of the Markov loop on CUDA: what is not served, blocks of up to 512 requests, and one
+// cooperative launch for each (or one launch a phase where the device has none).
 #include "core/families.h"
 #include "core/problems.h"
+#include "cuda/markov_loop/config.h"
+#include "cuda/markov_loop/kernel.cuh"
+#include "cuda/markov_loop/tile_scalar.cuh"
+#include "cuda/prim/launch.h"
 
 namespace dspark::cuda {
+namespace {
 
-dspark_status markov_loop_workspace(const dspark_markov_loop_params&, size_t*) {
-  return failed_status(DSPARK_UNSUPPORTED, __FILE__, __LINE__,
-                       "dspark_markov_loop: this build has no CUDA kernel of it");
+using markov::Args;
+using markov::Config;
+using Params = dspark_markov_loop_params;
+
+// The arguments of requests [first, first + count).
+Params slice(const Params& all, int64_t first, int32_t count) {
+  Params p = all;
+  const auto shift = [](auto& pointer, int64_t elements) {
+    if (pointer != nullptr) pointer += elements;
+  };
+  p.num_requests = count;
+  p.base_logits = advance(all.base_logits, all.base_dtype, first * all.base_request_stride);
+  shift(p.hidden, first * all.hidden_request_stride);
+  shift(p.anchor, first);
+  shift(p.seed, first);
+  shift(p.position, first);
+  shift(p.temperature, first);
+  shift(p.active, first);
+  shift(p.debug_uniform, first * all.gamma);
+  shift(p.tokens, first * all.gamma);
+  shift(p.logit, first * all.gamma);
+  shift(p.lse, first * all.gamma);
+  shift(p.confidence_logit, first * all.gamma);
+  shift(p.status, first);
+  if (p.logits != nullptr) {
+    p.logits =
+        const_cast<void*>(advance(all.logits, all.base_dtype, first * all.logits_request_stride));
+  }
+  return p;
 }
 
-dspark_status markov_loop(const dspark_markov_loop_params&, void*, void*) {
-  return failed_status(DSPARK_UNSUPPORTED, __FILE__, __LINE__,
-                       "dspark_markov_loop: this build has no CUDA kernel of it");
+dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t last, void* stream) {
+  args.phases = phases;
+  args.first_step = first;
+  args.last_step = last;
+  prim::LaunchConfig launch;
+  launch.grid = dim3(static_cast<unsigned>(args.config.grid));
+  launch.block = dim3(markov::kThreads);
+  launch.shared_bytes = args.config.shared_bytes;
+  launch.stream = stream;
+  launch.cooperative = args.config.cooperative;
+  return prim::launch("markov_loop", markov::markov_loop_kernel<markov::ScalarSource>, launch,
+                      args);
+}
+
+// One block of requests.
+dspark_status run(const Args& args, void* stream) {
+  using namespace markov;
+  const int32_t gamma = args.p.gamma;
+  if (args.config.cooperative) {
+    return launch_phase(args, kStart | kHead | kScore | kFinish, 0, gamma, stream);
+  }
+  // The order of launches in the stream takes the place of waiting inside of one.
+  dspark_status status = launch_phase(args, kStart, 0, 0, stream);
+  for (int32_t k = 0; k < gamma && status.code == DSPARK_OK; ++k) {
+    if (args.p.head != DSPARK_HEAD_VANILLA) status = launch_phase(args, kHead, k, k + 1, stream);
+    if (status.code == DSPARK_OK) status = launch_phase(args, kScore, k, k + 1, stream);
+  }
+  if (status.code == DSPARK_OK) status = launch_phase(args, kFinish, 0, 0, stream);
+  return status;
+}
+
+void check_served(Problems& problems, const Params& p) {
+  DSPARK_SUPPORTED(problems, p.top_k == nullptr,
+                   "top_k: got an array; the CUDA backend draws from the full law, use NULL or "
+                   "DSPARK_CPU");
+  DSPARK_SUPPORTED(problems, p.top_p == nullptr,
+                   "top_p: got an array; the CUDA backend draws from the full law, use NULL or "
+                   "DSPARK_CPU");
+  DSPARK_SUPPORTED(problems, p.topk_support == 0,
+                   "topk_support: got %d; the CUDA backend draws from the full law, use 0 or "
+                   "DSPARK_CPU",
+                   p.topk_support);
+  DSPARK_SUPPORTED(problems, p.w2_dtype != DSPARK_I8,
+                   "w2_dtype: got int8; the CUDA backend has no kernel for it, use bf16, f16 or "
+                   "f32, or DSPARK_CPU");
+}
+
+}  // namespace
+
+dspark_status markov_loop_workspace(const Params& p, size_t* bytes) {
+  *bytes = markov::carve(p, nullptr).bytes;
+  return ok_status();
+}
+
+dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
+  Problems problems("dspark_markov_loop");
+  check_served(problems, p);
+  if (!problems.none() || p.num_requests == 0) return problems.status();
+  prim::DeviceLimits device;
+  dspark_status status = prim::device_limits(&device);
+  for (int64_t first = 0; first < p.num_requests && status.code == DSPARK_OK;
+       first += markov::kMaxRows) {
+    const int64_t left = p.num_requests - first;
+    Args args{};
+    args.p =
+        slice(p, first, static_cast<int32_t>(left < markov::kMaxRows ? left : markov::kMaxRows));
+    args.work = markov::carve(p, scratch);
+    if (!markov::make_config(args.config, args.p, device)) {
+      DSPARK_SUPPORTED(problems, false,
+                       "rank: got %d; %d bytes of shared memory hold no vector of that length",
+                       p.rank, device.shared_bytes_per_block);
+      return problems.status();
+    }
+    status = run(args, stream);
+  }
+  return status;
 }
 
 }  // namespace dspark::cuda
