@@ -55,7 +55,8 @@ TEST_JOBS ?= auto
 
 test: export DSPARK_WERROR = ON
 test: export OMP_NUM_THREADS = 1
-test: environment lint
+test: export DSPARK_SIMT = $(CURDIR)/build/simt/libdspark_simt.so
+test: environment lint simt
 	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -n $(TEST_JOBS) --dist loadscope \
 	  -c "$(CURDIR)/pyproject.toml" \
 	  "$(CURDIR)/tests" "$(CURDIR)/docs" "$(CURDIR)/README.md" --doctest-glob='*.md' \

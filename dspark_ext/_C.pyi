@@ -16,6 +16,7 @@ __all__: list[str] = [
     "PagedKvParams",
     "PrefixSchedulerParams",
     "RejectionSamplerParams",
+    "SIMT",
     "VerifyAttentionParams",
     "confidence",
     "confidence_workspace",
@@ -35,6 +36,10 @@ __all__: list[str] = [
     "prefix_scheduler_workspace",
     "rejection_sampler",
     "rejection_sampler_workspace",
+    "simt_checks",
+    "simt_forget",
+    "simt_load",
+    "simt_register",
     "verify_attention",
     "verify_attention_workspace",
 ]
@@ -1007,6 +1012,26 @@ def rejection_sampler(
 def rejection_sampler_workspace(
     device: typing.SupportsInt, params: RejectionSamplerParams
 ) -> int: ...
+def simt_checks() -> bool:
+    """
+    Whether the library in use checks memory accesses.
+    """
+
+def simt_forget() -> None:
+    """
+    Take back all registrations.
+    """
+
+def simt_load(path: str) -> None:
+    """
+    Use the library at `path` for calls with the device SIMT.
+    """
+
+def simt_register(data: typing.SupportsInt, bytes: typing.SupportsInt, name: str) -> None:
+    """
+    Let the kernels launched from now on use this memory.
+    """
+
 def verify_attention(
     device: typing.SupportsInt,
     params: VerifyAttentionParams,
@@ -1021,4 +1046,5 @@ def verify_attention_workspace(
 CPU: int = 0
 CUDA: int = 1
 LINEAR_ROWS: int = 64
+SIMT: int = 2
 __version__: str

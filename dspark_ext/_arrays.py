@@ -81,12 +81,20 @@ class View(NamedTuple):
         return DTYPE_CODE[self.dtype]
 
 
+#: The views made since this list was last emptied; None while nobody wants to know (``_simt``).
+traced: list[View] | None = None
+
+
 def view(x: Any) -> View:
     """Wrap a torch tensor or NumPy array without copying."""
     if is_torch(x):
-        return View(x, x.data_ptr(), tuple(x.shape), tuple(x.stride()), dtype_name(x))
-    strides = tuple(s // x.itemsize for s in x.strides)
-    return View(x, x.ctypes.data, tuple(x.shape), strides, dtype_name(x))
+        v = View(x, x.data_ptr(), tuple(x.shape), tuple(x.stride()), dtype_name(x))
+    else:
+        strides = tuple(s // x.itemsize for s in x.strides)
+        v = View(x, x.ctypes.data, tuple(x.shape), strides, dtype_name(x))
+    if traced is not None:
+        traced.append(v)
+    return v
 
 
 def _unusable(x: Any) -> str | None:

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dspark_ext import _C
+from dspark_ext import _C, _simt
 from dspark_ext._arrays import Checker, View, device_name, is_torch, on_device, to_numpy
 from dspark_ext.status import TROUBLE, Status
 
 __all__ = [
     "StatusError",
     "copy_into",
+    "device_code",
     "num_threads",
     "ptr",
     "raise_on_trouble",
@@ -47,13 +48,19 @@ def resolve(check: Checker, backend: str | None) -> str:
         backend = "cuda" if device.startswith("cuda") else "cpu"
     if backend not in BACKENDS:
         check.fail("backend", repr(backend), "None, 'cpu', 'cuda', 'reference' or 'simt'")
-    elif backend in ("cpu", "reference") and device != "cpu":
+    elif backend in ("cpu", "reference", "simt") and device != "cpu":
         check.fail("backend", f"{backend!r} with arrays on {device}", "arrays on the CPU")
     elif backend == "cuda" and not device.startswith("cuda"):
         check.fail("backend", f"'cuda' with arrays on {device}", "torch tensors on a CUDA device")
-    elif backend == "simt":
-        check.fail("backend", "'simt'", "a built SIMT runner; this release has no CUDA kernel yet")
+    elif backend == "simt" and not _simt.load():
+        built = "a source tree in which `make simt` has run, or its library named by DSPARK_SIMT"
+        check.fail("backend", "'simt'", built)
     return backend
+
+
+def device_code(backend: str) -> int:
+    """Return the device argument of the C API for a backend that is not the reference."""
+    return {"cpu": _C.CPU, "cuda": _C.CUDA, "simt": _C.SIMT}[backend]
 
 
 def num_threads() -> int:
@@ -69,6 +76,9 @@ def run(family: str, params: Any, backend: str = "cpu", like: Any = None) -> Non
     """
     if backend == "cuda":
         _run_cuda(family, params, like.device)
+        return
+    if backend == "simt":
+        _simt.run(family, params)
         return
     needed = getattr(_C, family + "_workspace")(_C.CPU, params)
     if getattr(_scratch, "bytes", -1) < needed:

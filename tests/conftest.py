@@ -1,18 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and the backends that a test of an operator runs on."""
 
 from __future__ import annotations
 
+import inspect
 import zlib
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import dspark_ext as dx
 
-@pytest.fixture(params=["reference", "cpu"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Every operator test runs on each backend that exists."""
-    return str(request.param)
+#: Folders of the families that have CUDA kernels, with the operators that run them.
+KERNELS = {"confidence": ["confidence"], "markov_loop": ["markov_loop"]}
+
+
+def _backends(family: str) -> list[str]:
+    """Every backend that exists for a family here. The device itself only where there is one."""
+    names = ["reference", "cpu"]
+    if family in KERNELS:
+        names.append("simt")
+        if dx.info()["cuda"]["usable"]:
+            names.append("cuda")
+    return names
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes ``backend`` runs on each one, unless it lists its own."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    named = [name for mark in marks for name in str(mark.args[0]).replace(" ", "").split(",")]
+    if "backend" in metafunc.fixturenames and "backend" not in named:
+        metafunc.parametrize(
+            "backend", _backends(metafunc.definition.path.parent.name), indirect=True
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A request that the CUDA side refuses as not implemented skips its test, with the reason."""
+    try:
+        return (yield)
+    except NotImplementedError as error:
+        arguments = getattr(getattr(item, "callspec", None), "params", {})
+        if arguments.get("backend") not in ("simt", "cuda"):
+            raise
+        pytest.skip(" ".join(str(error).split()))
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend of this test. Its arrays are NumPy's; for CUDA they are moved there and back."""
+    name = str(request.param)
+    if name == "simt":
+        from dspark_ext import _simt
+
+        if not _simt.load():
+            pytest.skip("the SIMT library is not built: run `make simt`")
+    if name == "cuda":
+        family = Path(str(request.node.path)).parent.name
+        for function in KERNELS[family]:
+            monkeypatch.setattr(dx, function, _on_device(getattr(dx, function)))
+    return name
+
+
+def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator for NumPy arrays: arguments to the device, results back, for ``"cuda"`` only."""
+    torch = pytest.importorskip("torch")
+
+    def there(x: Any) -> Any:
+        return torch.from_numpy(x).cuda() if isinstance(x, np.ndarray) else x
+
+    def back(x: Any) -> Any:
+        return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs).arguments
+        if bound.get("backend") != "cuda":
+            return function(*args, **kwargs)
+        out = bound.pop("out", None)
+        moved = {k: there(v) for k, v in bound.items()}
+        if out is not None:
+            moved["out"] = type(out)(**{k: there(v) for k, v in vars(out).items()})
+        answer = function(**moved)
+        if out is not None:
+            for key, value in vars(answer).items():
+                if value is not None:
+                    getattr(out, key)[...] = back(value)
+            return out
+        return type(answer)(**{k: back(v) for k, v in vars(answer).items()})
+
+    return call
 
 
 @pytest.fixture

@@ -53,35 +53,56 @@ py::class_<Params> params_class(py::module_& m, const char* name) {
   return cls;
 }
 
+/// A device code of the binding alone: the CUDA kernels as compiled for the CPU by `make simt`, in
+/// the library that simt_load() opened. Their C functions take DSPARK_CUDA.
+constexpr int kSimt = 2;
+
+/// The function `name` of that library; a Python exception if there is none.
+void* simt_function(const std::string& name);
+
+/// `run`, or the function of the same name in the library of kSimt.
+template <class Function>
+Function* choose(int device, Function* run, const std::string& name) {
+  return device == kSimt ? reinterpret_cast<Function*>(simt_function(name)) : run;
+}
+inline dspark_device c_device(int device) {
+  return device == kSimt ? DSPARK_CUDA : static_cast<dspark_device>(device);
+}
+
 /// Declare `name(device, params, workspace, workspace_bytes, stream)` and `name_workspace`.
 template <class Params>
 void family(py::module_& m, const char* name,
             dspark_status (*run)(dspark_device, const Params*, dspark_workspace, void*),
             dspark_status (*workspace)(dspark_device, const Params*, size_t*)) {
+  const std::string symbol = std::string("dspark_") + name;
   m.def(
       name,
-      [run](int device, const Params& params, uintptr_t data, size_t bytes, uintptr_t stream) {
+      [run, symbol](int device, const Params& params, uintptr_t data, size_t bytes,
+                    uintptr_t stream) {
         dspark_status status;
+        auto* function = choose(device, run, symbol);
         {
           py::gil_scoped_release release;
-          status = run(static_cast<dspark_device>(device), &params,
-                       dspark_workspace{reinterpret_cast<void*>(data), bytes},
-                       reinterpret_cast<void*>(stream));
+          status = function(c_device(device), &params,
+                            dspark_workspace{reinterpret_cast<void*>(data), bytes},
+                            reinterpret_cast<void*>(stream));
         }
         raise_if_failed(status);
       },
       py::arg("device"), py::arg("params"), py::arg("workspace") = 0,
       py::arg("workspace_bytes") = 0, py::arg("stream") = 0);
   m.def((std::string(name) + "_workspace").c_str(),
-        [workspace](int device, const Params& params) {
+        [workspace, symbol](int device, const Params& params) {
           size_t bytes = 0;
-          raise_if_failed(workspace(static_cast<dspark_device>(device), &params, &bytes));
+          auto* function = choose(device, workspace, symbol + "_workspace");
+          raise_if_failed(function(c_device(device), &params, &bytes));
           return bytes;
         },
         py::arg("device"), py::arg("params"));
 }
 
 void register_device(py::module_& m);
+void register_simt(py::module_& m);
 void register_confidence(py::module_& m);
 void register_paged_kv(py::module_& m);
 void register_prefix_scheduler(py::module_& m);

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("CUDA") = static_cast<int>(DSPARK_CUDA);
   m.def("cpu_level", [] { return std::string(dspark_cpu_level()); });
   dspark::bindings::register_device(m);
+  dspark::bindings::register_simt(m);
   dspark::bindings::register_confidence(m);
   dspark::bindings::register_paged_kv(m);
   dspark::bindings::register_prefix_scheduler(m);

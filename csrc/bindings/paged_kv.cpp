@@ -62,8 +62,8 @@ void register_commit(py::module_& m) {
   m.def(
       "paged_kv_commit",
       [](int device, const P& params, uintptr_t stream) {
-        raise_if_failed(dspark_paged_kv_commit(static_cast<dspark_device>(device), &params,
-                                               reinterpret_cast<void*>(stream)));
+        auto* function = choose(device, &dspark_paged_kv_commit, "dspark_paged_kv_commit");
+        raise_if_failed(function(c_device(device), &params, reinterpret_cast<void*>(stream)));
       },
       py::arg("device"), py::arg("params"), py::arg("stream") = 0);
 }

@@ -242,4 +242,4 @@ def paged_kv_commit(
     p.num_requests = requests
     p.kv_len, p.position, p.num_emitted = v_len.ptr, v_position.ptr, v_emitted.ptr
     p.active = _backend.ptr(v_active)
-    _C.paged_kv_commit(_C.CUDA if backend == "cuda" else _C.CPU, p, 0)
+    _C.paged_kv_commit(_backend.device_code(backend), p, 0)

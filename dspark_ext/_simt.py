@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``backend="simt"``: the CUDA kernels on the CPU, for tests.
+
+``make simt`` in a source tree builds two libraries that run the kernels on host memory. The fast
+one is for results. The checked one finds races and accesses out of bounds, so it is told of every
+array of a call: all of them pass through ``_arrays.view``, which keeps a list while it is in use.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark_ext import _C, _arrays
+from dspark_ext._arrays import View
+
+__all__ = ["load", "run"]
+
+_BUILT = Path(__file__).resolve().parent.parent / "build" / "simt" / "libdspark_simt.so"
+_garbage = np.random.default_rng(0)
+_loaded: str | None = None
+
+
+def load() -> bool:
+    """Use the library named by ``DSPARK_SIMT``, else the source tree's; False without any."""
+    global _loaded
+    path = os.environ.get("DSPARK_SIMT") or (str(_BUILT) if _BUILT.exists() else "")
+    if not path or not Path(path).exists():
+        return False
+    if path != _loaded:
+        _C.simt_load(path)
+        _loaded = path
+        _arrays.traced = [] if _C.simt_checks() else None
+    return True
+
+
+def _extent(v: View) -> tuple[int, int]:
+    """Address and bytes of what an array spans."""
+    itemsize = 2 if v.dtype in ("bfloat16", "float16") else np.dtype(v.dtype).itemsize
+    if 0 in v.shape:
+        return v.ptr, 0
+    reach = [(n - 1) * s for n, s in zip(v.shape, v.strides, strict=True)]
+    low = sum(x for x in reach if x < 0)
+    high = sum(x for x in reach if x > 0)
+    return v.ptr + low * itemsize, (high - low + 1) * itemsize
+
+
+def _register(params: Any, workspace: np.ndarray[Any, Any]) -> None:
+    """Tell the checked library of the arrays that ``params`` points to."""
+    views = {v.ptr: v for v in _arrays.traced or []}
+    _C.simt_forget()
+    _C.simt_register(workspace.ctypes.data, workspace.nbytes, "workspace")
+    for name in dir(params):
+        value = getattr(params, name)
+        if not name.startswith("_") and isinstance(value, int) and value in views:
+            _C.simt_register(*_extent(views[value]), name)
+    if _arrays.traced:
+        _arrays.traced.clear()
+
+
+def run(family: str, params: Any) -> None:
+    """Call the kernels of ``family``. The workspace holds garbage, another at each call."""
+    needed = getattr(_C, family + "_workspace")(_C.SIMT, params)
+    memory = np.frombuffer(_garbage.bytes(needed + 256), np.uint8).copy()
+    start = -memory.ctypes.data % 256
+    workspace = memory[start : start + needed]
+    if _C.simt_checks():
+        _register(params, workspace)
+    getattr(_C, family)(_C.SIMT, params, workspace.ctypes.data, needed, 0)
