@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels on the CPU: the library that `make simt` builds is opened at run time, so nothing
-// of it is in the package. Several may be open (the fast and the checked one); one is in use.
+// The CUDA kernels on the CPU: the library that `make simt` builds is opened at run time, so
+// nothing of it is in the package. Several may be open (the fast and the checked one); one is in
+// use.
 #include <dlfcn.h>
 
 #include <map>
