@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time markov_loop against the same loop composed of torch operations.
+"""Time markov_loop against the same loop composed of torch operations, beside its floor.
 
-    python bench/bench_markov_loop.py [--json] [--seconds S] [--seed N] [--full]
+    python bench/bench_markov_loop.py [--full] [--save] [--json] [--device cpu|cuda] [--seconds S]
 
-Both draw gamma tokens per request from softmax((U_k + W2 W1[x_{k-1}]) / T) in the same run, in
-turns; milliseconds are medians over the run, per call (all gamma steps).
+First the model of an H200 (lib/roofline.py; assumptions, not measurements): the floor, and what the
+design should take. Then what this machine has, measured in one run, contenders in turns, medians;
+every time is of a whole call, all gamma = 7 steps.
 
-* op: dspark_ext.markov_loop with preallocated results
-* torch: embedding, linear, add, softmax, multinomial and the log-probability of the token
-* floor: W2 once a step and U once, at the bandwidth a sum over a large array reaches in this run
+On a CPU
+    op        dspark_ext.markov_loop with preallocated results
+    torch     embedding, linear, add, softmax, multinomial, log-probability of the token
+    stream    a sum over a large array: the bandwidth that memory gives to all threads
+    of stream W2 once a step, over the time of op, against the bandwidth of stream: the operator's
+              bound on a CPU is the pass over W2, whatever the number of requests
 
-The bound of the operator on a CPU is the pass over W2: it is read once per step however many
-requests there are, and nothing of size V is written.
+On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the last replay's data.
+    op        sampled, greedy, an int8 W2, the law over the 64 largest base logits
+    chain     embed, product, add, noise, argmax, log-probability; compile: the same through
+              torch.compile
+    GB/s      W2 once a step and U once, over the warm time: more than the memory's bandwidth where
+              W2 stays on the chip
+    of floor  floor / warm, of design: design / warm (1 = as predicted)
 """
 
 from __future__ import annotations
@@ -23,86 +32,65 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from lib import roofline
+from lib.chains import composed, problem, race
 from lib.report import arguments, publish
-from lib.timing import read_bandwidth, time_in_turns
+from lib.timing import STREAM_BYTES, stream, time_in_turns
 
 import dspark_ext as dx
 
-GAMMA = 7
-TEMPERATURE = 0.8
+GAMMA, RANK, TEMPERATURE, SUPPORT = 7, 256, 0.8, 64
+REQUESTS, VOCABULARIES = (1, 8, 32, 128, 256), (49_152, 129_280, 151_936, 262_144)
+SHAPES = [(r, v) for r in REQUESTS for v in VOCABULARIES]
 SHORT = [
     # R, V, r, dtype, top_k, top_p
-    (1, 49_152, 64, "float32", 0, 1.0),
-    (1, 49_152, 256, "bfloat16", 0, 1.0),
-    (8, 49_152, 256, "bfloat16", 0, 1.0),
-    (1, 151_936, 256, "bfloat16", 0, 1.0),
-    (8, 151_936, 256, "bfloat16", 0, 1.0),
+    (1, 49_152, RANK, "bfloat16", 0, 1.0),
+    (1, 151_936, RANK, "bfloat16", 0, 1.0),
+    (1, 151_936, RANK, "int8", 0, 1.0),
+    (8, 49_152, RANK, "bfloat16", 0, 1.0),
+    (8, 151_936, RANK, "bfloat16", 0, 1.0),
 ]
 FULL = [
-    *SHORT,
-    (1, 16_384, 64, "bfloat16", 0, 1.0),
+    *[(r, v, RANK, "bfloat16", 0, 1.0) for r, v in SHAPES],
+    (1, 49_152, 64, "float32", 0, 1.0),
     (8, 16_384, 64, "bfloat16", 0, 1.0),
     (4, 49_152, 128, "float16", 0, 1.0),
-    (8, 151_936, 64, "bfloat16", 0, 1.0),
-    (32, 151_936, 256, "bfloat16", 0, 1.0),
-    (8, 151_936, 256, "bfloat16", 50, 1.0),
-    (8, 151_936, 256, "bfloat16", 0, 0.95),
-    (8, 151_936, 256, "int8", 0, 1.0),
+    (1, 151_936, RANK, "int8", 0, 1.0),
+    (8, 151_936, RANK, "int8", 0, 1.0),
+    (8, 151_936, RANK, "bfloat16", 50, 1.0),
+    (8, 151_936, RANK, "bfloat16", 0, 0.95),
 ]
+COMPILED = [(1, 151_936), (32, 151_936)]  # each takes the compiler half a minute
+
+Rows = list[dict[str, Any]]
 
 
-def problem(requests: int, vocab: int, rank: int, dtype: str, seed: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    kind = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
-    w2 = normal(vocab, rank) / rank**0.5
-    made: dict[str, Any] = {
-        "base_logits": (2 * normal(requests, GAMMA, vocab)).to(kind),
-        "w1": normal(vocab, rank).to(kind),
-        "w2": w2.to(kind),
-        "anchor": torch.randint(vocab, (requests,), generator=generator, dtype=torch.int32),
-        "seed": torch.arange(requests),
-        "position": torch.full((requests,), 1000),
-    }
-    if dtype == "int8":
-        scale = w2.abs().amax(1) / 127
-        made["w2"] = torch.round(w2 / scale[:, None]).to(torch.int8)
-        made["w2_scale"] = scale
-    return made
+def model() -> Rows:
+    """Floor and predictions of an H200 for every shape, in microseconds."""
+    return [
+        {
+            "R": r,
+            "V": v,
+            "floor us": 1e6 * roofline.floor(r, v),
+            "design us": 1e6 * roofline.loop(r, v),
+            "design int8 us": 1e6 * roofline.loop(r, v, width=1),
+            "top-M floor us": 1e6 * roofline.support_floor(r, v),
+            "chain us": 1e6 * roofline.stock(r, v),
+        }
+        for r, v in SHAPES
+    ]
 
 
-def composed(p: dict[str, Any]) -> Callable[[], torch.Tensor]:
-    """The loop as one writes it in torch; an int8 W2 is compared with its bfloat16 original."""
-    base, w1 = p["base_logits"], p["w1"]
-    w2 = p["w2"] if "w2_scale" not in p else (p["w2"] * p["w2_scale"][:, None]).to(w1.dtype)
-
-    @torch.inference_mode()
-    def run() -> torch.Tensor:
-        previous = p["anchor"].long()
-        tokens = []
-        for k in range(GAMMA):
-            z = base[:, k] + F.linear(F.embedding(previous, w1), w2)
-            law = torch.softmax(z.float() / TEMPERATURE, dim=-1)
-            previous = torch.multinomial(law, 1)[:, 0]
-            law.gather(1, previous[:, None]).log()
-            tokens.append(previous)
-        return torch.stack(tokens, 1)
-
-    return run
-
-
-def bytes_of_a_call(p: dict[str, Any]) -> int:
+def bytes_of(p: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of W2 (once a step) and of U."""
     base, w2 = p["base_logits"], p["w2"]
-    return GAMMA * w2.numel() * w2.element_size() + base.numel() * base.element_size()
+    return GAMMA * w2.numel() * w2.element_size(), base.numel() * base.element_size()
 
 
-def measure(row: tuple[Any, ...], seconds: float, seed: int) -> dict[str, Any]:
+def measure_cpu(row: tuple[Any, ...], seconds: float, seed: int) -> dict[str, Any]:
+    """One row of the CPU table."""
     requests, vocab, rank, dtype, top_k, top_p = row
     p = problem(requests, vocab, rank, dtype, seed)
     law = {"temperature": torch.full((requests,), TEMPERATURE)}
@@ -111,36 +99,120 @@ def measure(row: tuple[Any, ...], seconds: float, seed: int) -> dict[str, Any]:
     out = dx.markov_loop(**p, **law)
     contenders: dict[str, Callable[[], object]] = {
         "op": lambda: dx.markov_loop(**p, **law, out=out),
-        "torch": composed(p),
+        "torch": composed(p, TEMPERATURE),
+        "stream": stream(),
     }
     if top_k or top_p < 1:
         del contenders["torch"]  # the composition would need a sort of the row
     times = time_in_turns(contenders, seconds=seconds)
-    floor = bytes_of_a_call(p) / read_bandwidth()
     op, peer = times["op"].median, times["torch"].median if "torch" in times else np.nan
-    cut = f"top-k {top_k}" if top_k else f"top-p {top_p}" if top_p < 1 else "full"
+    bandwidth = STREAM_BYTES / times["stream"].median
+    w2, base = bytes_of(p)
     return {
         "R": requests,
         "V": vocab,
         "r": rank,
         "dtype": dtype,
-        "law": cut,
+        "law": f"top-k {top_k}" if top_k else f"top-p {top_p}" if top_p < 1 else "full",
         "op ms": 1e3 * op,
         "p95 ms": 1e3 * times["op"].p95,
         "torch ms": 1e3 * peer,
         "torch/op": peer / op,
-        "floor ms": 1e3 * floor,
-        "op/floor": op / floor,
+        "W2 GB/s": w2 / op / 1e9,
+        "stream GB/s": bandwidth / 1e9,
+        "of stream": w2 / op / bandwidth,
+        "floor ms": 1e3 * (w2 + base) / bandwidth,
     }
 
 
+def contenders_gpu(requests: int, vocab: int, seed: int) -> dict[str, Callable[[], object]]:
+    """Calls to capture; what they read stays alive in them."""
+    p = problem(requests, vocab, RANK, "bfloat16", seed, gamma=GAMMA, device="cuda")
+    q = problem(requests, vocab, RANK, "int8", seed, gamma=GAMMA, device="cuda")
+    q["base_logits"] = p["base_logits"]
+    sampled = torch.full((requests,), TEMPERATURE, device="cuda")
+
+    def op(given: dict[str, Any], **law: Any) -> Callable[[], object]:
+        return lambda: dx.markov_loop(**given, **law)
+
+    calls: dict[str, Callable[[], object]] = {
+        "op": op(p, temperature=sampled),
+        "op greedy": op(p),
+        "op int8": op(q, temperature=sampled),
+        "op top-M": op(p, temperature=sampled, topk_support=SUPPORT),
+        "chain": race(p, TEMPERATURE),
+        "chain greedy": race(p, 0.0),
+    }
+    if (requests, vocab) in COMPILED:
+        calls["compile"] = torch.compile(race(p, TEMPERATURE), dynamic=False)
+    return calls
+
+
+def measure_gpu(requests: int, vocab: int, seed: int, problems: list[str]) -> Rows:
+    """The rows of one shape; a contender that fails is named in ``problems``."""
+    from lib.graphs import capture, replay_in_turns
+
+    replays = {}
+    for name, call in contenders_gpu(requests, vocab, seed).items():
+        try:
+            replays[name] = capture(call)
+        except Exception as error:  # the others still have something to say
+            problems.append(f"R={requests} V={vocab} {name}: {type(error).__name__}: {error}"[:400])
+            torch.cuda.synchronize()
+    times = replay_in_turns(replays)
+    rows = []
+    for name, t in times.items():
+        width = 1 if "int8" in name else 2
+        top_m = "top-M" in name
+        floor = roofline.floor(requests, vocab, width=width)
+        floor = roofline.support_floor(requests, vocab) if top_m else floor
+        design = floor if top_m else roofline.loop(requests, vocab, width=width)
+        base = 2 * GAMMA * requests * vocab
+        traffic = base + (0 if top_m else GAMMA * roofline.w2_bytes(vocab, RANK, width))
+        peer = times.get("chain greedy" if "greedy" in name else "chain")
+        compiled = times.get("compile")
+        rows.append(
+            {
+                "R": requests,
+                "V": vocab,
+                "what": name,
+                "warm us": t.warm,
+                "p95 us": t.warm_p95,
+                "cold us": t.cold,
+                "GB/s": traffic / t.warm / 1e3,
+                "floor us": 1e6 * floor,
+                "of floor": 1e6 * floor / t.warm,
+                "of design": 1e6 * design / t.warm,
+                "chain/this": peer.warm / t.warm if peer else np.nan,
+                "compile/this": compiled.warm / t.warm if compiled else np.nan,
+            }
+        )
+    return rows
+
+
 def main() -> None:
-    parser = arguments(str(__doc__).split("\n\n")[0])
-    parser.add_argument("--full", action="store_true", help="more shapes")
+    parser = arguments(str(__doc__))
+    parser.add_argument("--full", action="store_true", help="on a CPU: all shapes (many minutes)")
+    parser.add_argument("--save", action="store_true", help="also write bench/results/<machine>/")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     options = parser.parse_args()
-    shapes = FULL if options.full else SHORT
-    rows = [measure(row, options.seconds, options.seed) for row in shapes]
-    publish(rows, as_json=options.json, note=f"gamma {GAMMA}, T {TEMPERATURE}; ms per call")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    problems: list[str] = []
+    if device == "cuda":
+        rows = [x for r, v in SHAPES for x in measure_gpu(r, v, options.seed, problems)]
+    else:
+        shapes = FULL if options.full else SHORT
+        rows = [measure_cpu(row, options.seconds, options.seed) for row in shapes]
+    publish(
+        rows,
+        as_json=options.json,
+        note=f"gamma {GAMMA}, T {TEMPERATURE}; a call is all {GAMMA} steps",
+        more={
+            "model of an H200, bf16 base logits, r 256": model(),
+            **({"failed": [{"what": text} for text in problems]} if problems else {}),
+        },
+        save=f"markov_loop_{device}" if options.save else None,
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Sample", "read_bandwidth", "time_in_turns"]
+__all__ = ["STREAM_BYTES", "Sample", "read_bandwidth", "stream", "time_in_turns"]
+
+#: What one call of :func:`stream` reads: far more than the caches hold.
+STREAM_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,24 @@ def time_in_turns(
     }
 
 
-def read_bandwidth(megabytes: int = 256, repeats: int = 5) -> float:
-    """Bytes per second at which this process reads memory, all its threads together.
+def stream() -> Callable[[], object]:
+    """Return a call that reads STREAM_BYTES of memory with all threads and does next to nothing.
 
-    The best of a few sums over an array far larger than the caches: the denominator of a floor.
+    As one more contender of :func:`time_in_turns` it meets the same disturbances as the others, so
+    its median is the denominator of theirs.
     """
     import torch
 
-    x = torch.ones(megabytes * 2**20 // 4)
+    x = torch.ones(STREAM_BYTES // 4)
+    return lambda: x.sum()
+
+
+def read_bandwidth(repeats: int = 5) -> float:
+    """Bytes per second at which this process reads memory: the best of a few streams."""
+    call = stream()
     best = np.inf
     for _ in range(repeats):
         start = time.perf_counter()
-        x.sum()
+        call()
         best = min(best, time.perf_counter() - start)
-    return megabytes * 2**20 / best
+    return STREAM_BYTES / best

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floors and predictions of the Markov loop on a GPU: every constant named, every formula visible.
+
+    python bench/lib/roofline.py        the tables for an H200
+
+A prediction is a model, not a measurement. ``bench/constants`` measures what ``Device`` assumes;
+give :func:`loop` another ``Device`` to see what a measured constant changes.
+
+The loop over gamma tokens of R requests reads per step the projection W2 (V r elements, whatever R)
+and one row of base logits U a request, and ends with one exchange of the winner through the whole
+grid. W2 can stay on the chip between steps, U cannot: it is another row at each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["H200", "Device", "Resident", "Terms", "floor", "loop", "resident", "step", "stock"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Constants of one GPU, in bytes, seconds and operations per second.
+
+    ``measured`` and ``data sheet`` say where a default comes from; ``assumed`` waits for a
+    measurement.
+    """
+
+    multiprocessors: int = 132
+    clock: float = 1.755e9  # data sheet
+    memory: float = 4.3e12  # bytes/s; measured with a copy, read and written bytes counted
+    tensor: float = 790e12  # bf16 multiply-adds x 2; measured on random data. 8 bits: twice that
+    l2: float = 6.0e12  # bytes/s from L2 to the multiprocessors; assumed
+    l2_resident: float = 44e6  # bytes of its 60 MB that stay when a set is read again; assumed
+    shared: float = 0.8 * 33e12  # bytes/s of all shared memories; data sheet x assumed efficiency
+    shared_for_w2: float = 200e3  # bytes of a multiprocessor's 227 KB that can hold W2; assumed
+    registers_for_w2: float = 128e3  # bytes of its 256 KB; assumed, and only for few requests
+    special: float = 16.0  # exp2 or log2 a clock and multiprocessor; data sheet
+    lanes: float = 128.0  # fp32 operations a clock and multiprocessor; data sheet
+    exchange: float = 1.2e-6  # one grid-wide maximum, and W1's row from L2; assumed
+    launch: float = 1.0e-6  # a kernel node of a graph that does next to nothing; assumed
+    kernel: float = 1.5e-6  # the shortest kernel of a graph that does something; assumed
+
+
+H200 = Device()
+FEW_REQUESTS = 64  # up to here the accumulators leave registers for W2
+MIN_TENSOR_REQUESTS = 8  # below, the tensor cores are padded: W2's bytes decide, not arithmetic
+OPERATIONS = 12  # fp32 operations a logit in the epilogue
+SPECIALS = 1  # exponentials a logit
+STOCK_KERNELS = 9  # of a step of the composed chain: embed, product, add, noise, argmax, copies
+STOCK_PASSES = 4  # over [R, V] of 16 bits: bias written, U read, sum written, sum read
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Where the bytes of W2 are when a step begins, from the second step on."""
+
+    chip: float
+    l2: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds that one step needs of each resource; the largest decides."""
+
+    memory: float
+    l2: float
+    shared: float
+    tensor: float
+    special: float
+    alu: float
+
+    @property
+    def bound(self) -> float:
+        """The largest term."""
+        return max(self.memory, self.l2, self.shared, self.tensor, self.special, self.alu)
+
+    @property
+    def w2_resident(self) -> float:
+        """What W2 alone would need; set apart from the logits by :func:`step` with no U."""
+        return max(self.memory, self.l2, self.shared)
+
+
+def w2_bytes(vocab: int, rank: int = 256, width: int = 2) -> float:
+    """Bytes of W2 [V, r]."""
+    return float(vocab * rank * width)
+
+
+def resident(
+    requests: int, vocab: int, rank: int = 256, width: int = 2, device: Device = H200
+) -> Resident:
+    """Return how W2 is spread: shared memory and registers first, then L2, the rest in memory."""
+    total = w2_bytes(vocab, rank, width)
+    registers = device.registers_for_w2 if requests <= FEW_REQUESTS else 0.0
+    chip = min(total, device.multiprocessors * (device.shared_for_w2 + registers))
+    l2 = min(total - chip, device.l2_resident)
+    return Resident(chip, l2, total - chip - l2)
+
+
+def step(
+    requests: int,
+    vocab: int,
+    *,
+    rank: int = 256,
+    width: int = 2,
+    base_width: int = 2,
+    written: int = 0,
+    first: bool = False,
+    device: Device = H200,
+) -> Terms:
+    """Return the terms of one step.
+
+    ``width`` and ``base_width`` are bytes of an element of W2 and U, ``written`` the bytes stored
+    per logit; at the ``first`` step all of W2 comes from memory.
+    """
+    w2 = resident(requests, vocab, rank, width, device)
+    if first:
+        w2 = Resident(0.0, 0.0, w2_bytes(vocab, rank, width))
+    logits = requests * vocab
+    u = float(logits * (base_width + written))
+    cycles = device.multiprocessors * device.clock
+    products = 2.0 * logits * rank / (device.tensor * (2 if width == 1 else 1))
+    return Terms(
+        memory=(w2.memory + u) / device.memory,
+        l2=(w2.l2 + u) / device.l2,
+        shared=w2.chip / device.shared,
+        tensor=products if requests >= MIN_TENSOR_REQUESTS else 0.0,
+        special=SPECIALS * logits / (device.special * cycles),
+        alu=OPERATIONS * logits / (device.lanes * cycles),
+    )
+
+
+def loop(
+    requests: int,
+    vocab: int,
+    *,
+    gamma: int = 7,
+    rank: int = 256,
+    width: int = 2,
+    base_width: int = 2,
+    written: int = 0,
+    device: Device = H200,
+) -> float:
+    """Return the seconds of the design: every step its bound and one exchange."""
+
+    def seconds(first: bool) -> float:
+        terms = step(
+            requests,
+            vocab,
+            rank=rank,
+            width=width,
+            base_width=base_width,
+            written=written,
+            first=first,
+            device=device,
+        )
+        return terms.bound + device.exchange
+
+    return seconds(True) + (gamma - 1) * seconds(False)
+
+
+def floor(
+    requests: int,
+    vocab: int,
+    *,
+    gamma: int = 7,
+    rank: int = 256,
+    width: int = 2,
+    base_width: int = 2,
+    device: Device = H200,
+) -> float:
+    """Return the seconds below which nothing can be: W2 and U once from memory, or the products."""
+    traffic = w2_bytes(vocab, rank, width) + gamma * requests * vocab * base_width
+    products = 2.0 * gamma * requests * vocab * rank
+    return max(traffic / device.memory, products / (device.tensor * (2 if width == 1 else 1)))
+
+
+def support_floor(
+    requests: int, vocab: int, *, gamma: int = 7, base_width: int = 2, device: Device = H200
+) -> float:
+    """Return the seconds that a law over the M largest U needs: U once; W2 is hardly touched."""
+    return gamma * requests * vocab * base_width / device.memory
+
+
+def stock(
+    requests: int, vocab: int, *, gamma: int = 7, rank: int = 256, device: Device = H200
+) -> float:
+    """Return the seconds of a chain of kernels in a graph, as engines write the loop.
+
+    A W2 larger than L2 is read from memory at every step: passes over more than a cache holds
+    evict what the next pass would have found.
+    """
+    w2 = w2_bytes(vocab, rank)
+    cached = w2 if w2 < device.l2_resident else 0.0
+    traffic = (w2 - cached) + requests * vocab * 2 * STOCK_PASSES
+    read = traffic / device.memory + cached / device.l2
+    products = 2.0 * requests * vocab * rank / device.tensor
+    busy = max(read, products) + STOCK_KERNELS * device.launch
+    return gamma * max(busy, STOCK_KERNELS * device.kernel)
+
+
+def main() -> None:
+    """Print the tables."""
+    shapes = [(r, v) for r in (1, 8, 32, 128, 256) for v in (49152, 129280, 151936, 262144)]
+    print("one step, microseconds (bf16)")
+    print("   R       V  tensor      U  special   ALU  W2 memory  W2 resident  bound + exchange")
+    for r, v in shapes:
+        t, w2 = step(r, v), step(r, v, base_width=0).w2_resident
+        products = 2.0 * r * v * 256 / H200.tensor
+        u, once = 2.0 * r * v / H200.memory, w2_bytes(v) / H200.memory
+        cells = [products, u, t.special, t.alu, once, w2, t.bound + H200.exchange]
+        print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:8.2f}" for x in cells))
+    print("\ngamma = 7, microseconds")
+    print("   R       V     floor  design bf16  design 8 bit  chain in a graph")
+    for r, v in shapes:
+        cells = [floor(r, v), loop(r, v), loop(r, v, width=1), stock(r, v)]
+        print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:10.1f}" for x in cells))
+
+
+if __name__ == "__main__":
+    main()
