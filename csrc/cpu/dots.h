@@ -18,6 +18,7 @@ struct Dots {
   float* out;                   // [num_vectors, num_rows]
   int64_t out_stride;           // floats between vectors
   const int32_t* gather;        // [num_rows] rows of the matrix to take, or NULL: the first ones
+  int32_t num_ahead;            // rows behind the last one that the next job reads: worth fetching
 };
 
 /// Vectors of IntDots are followed by zeros up to a multiple of this many elements.

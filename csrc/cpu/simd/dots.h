@@ -18,9 +18,9 @@ constexpr int kRows = 4;           // rows of the matrix in one block
 constexpr int kWidenLimit = 1024;  // longest row that is widened to fp32 ahead: 4 of them are 16 KB
 
 // Rows [first, first + 4) against vectors [v, v + N). Fully unrolled: every sum is a register.
-// One line of memory behind `ahead` is asked for per 16 columns, which keeps the stream of the
-// matrix going under the arithmetic.
-template <int N, class T>
+// kLines lines of memory behind `ahead` are asked for per 16 columns, which keeps the stream of the
+// matrix going under the arithmetic. In a burst they would wait for each other, and it for them.
+template <int N, int kLines, class T>
 DSPARK_LANES void dot_block(const Dots& d, const T* const* rows, int first, int count, int v,
                             const char* ahead) {
   const float* const* vectors = d.vectors + v;
@@ -33,7 +33,10 @@ DSPARK_LANES void dot_block(const Dots& d, const T* const* rows, int first, int 
   }
   int j = 0;
   for (; j + 16 <= length; j += 16) {
-    if (ahead != nullptr) __builtin_prefetch(ahead + 4 * j);
+    if (ahead != nullptr) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + kLines * 4 * j + 64 * i);
+    }
     F16 x[N];
 #pragma GCC unroll 4
     for (int b = 0; b < N; ++b) x[b] = load(vectors[b] + j);
@@ -68,17 +71,18 @@ DSPARK_LANES void dot_block(const Dots& d, const T* const* rows, int first, int 
 }
 
 // Four rows against all vectors; rows[a] repeats the last row when fewer are left.
-template <class T>
+template <int kLines, class T>
 static void dot_rows(const Dots& d, const T* const* rows, int first, int count, const char* ahead) {
   int v = 0;
   for (; v + kMaxVectors <= d.num_vectors; v += kMaxVectors) {
-    dot_block<kMaxVectors>(d, rows, first, count, v, ahead);
-    if (ahead != nullptr) ahead += 4 * d.length;
+    dot_block<kMaxVectors, kLines>(d, rows, first, count, v, ahead);
+    if (ahead != nullptr) ahead += 4 * kLines * d.length;
   }
+  if (v > 0) ahead = nullptr;  // the passes so far have asked for enough
   if constexpr (kMaxVectors == 4) {
-    if (d.num_vectors - v == 3) dot_block<3>(d, rows, first, count, v, nullptr);
-    if (d.num_vectors - v == 2) dot_block<2>(d, rows, first, count, v, nullptr);
-    if (d.num_vectors - v == 1) dot_block<1>(d, rows, first, count, v, nullptr);
+    if (d.num_vectors - v == 3) dot_block<3, kLines>(d, rows, first, count, v, ahead);
+    if (d.num_vectors - v == 2) dot_block<2, kLines>(d, rows, first, count, v, ahead);
+    if (d.num_vectors - v == 1) dot_block<1, kLines>(d, rows, first, count, v, ahead);
   }
 }
 
@@ -100,11 +104,12 @@ DSPARK_LANES RowBlock<T> row_block(const Dots& d, int first) {
   return block;
 }
 
-// With few vectors the work on a block is too short to hide a line per 16 columns: all at once.
+// All lines of a block of rows that do not follow each other in memory.
 template <class T>
 DSPARK_LANES void prefetch(const Dots& d, int first) {
   constexpr int kLine = 64 / sizeof(T);
-  for (int at = first; at < first + kRows && at < d.num_rows; ++at) {
+  const int end = d.num_rows + d.num_ahead;
+  for (int at = first; at < first + kRows && at < end; ++at) {
     const int64_t row = d.gather == nullptr ? at : d.gather[at];
     const T* x = static_cast<const T*>(d.matrix) + row * d.row_stride;
     for (int j = 0; j < d.length; j += kLine) __builtin_prefetch(x + j);
@@ -126,26 +131,30 @@ DSPARK_LANES void widen_rows(const Dots& d, const RowBlock<T>& block, float (*wi
 
 template <class T>
 static void dot_matrix(const Dots& d) {
+  constexpr int kLines = sizeof(T);  // of a block of four rows, per 16 columns
+  const int end = d.num_rows + d.num_ahead;
   const int distance = d.length * static_cast<int>(sizeof(T)) < 256 ? 4 * kRows : 2 * kRows;
   const bool several = d.num_vectors > kMaxVectors;
+  const bool dense = d.gather == nullptr && d.row_stride == d.length;
   // With several passes over the vectors, widening the rows once is cheaper than in every pass.
   const bool widen = sizeof(T) < 4 && several && d.length <= kWidenLimit;
   alignas(64) float wide[kRows][kWidenLimit];
   for (int first = 0; first < d.num_rows; first += kRows) {
     const RowBlock<T> block = row_block<T>(d, first);
-    const int64_t next = first + distance < d.num_rows ? first + distance : d.num_rows - 1;
-    const int64_t row = d.gather == nullptr ? next : d.gather[next];
-    const T* ahead = static_cast<const T*>(d.matrix) + row * d.row_stride;
-    if (!several) prefetch<T>(d, first + distance);
-    const char* stream = several ? reinterpret_cast<const char*>(ahead) : nullptr;
-    if (!widen) {
-      dot_rows(d, block.rows, first, block.count, stream);
-      continue;
+    const int next = first + distance < end ? first + distance : end - 1;
+    const T* ahead = static_cast<const T*>(d.matrix) + next * d.row_stride;
+    const char* stream = dense ? reinterpret_cast<const char*>(ahead) : nullptr;
+    if (!dense) prefetch<T>(d, first + distance);
+    if (!several) {
+      dot_rows<kLines>(d, block.rows, first, block.count, stream);
+    } else if (!widen) {
+      dot_rows<1>(d, block.rows, first, block.count, stream);
+    } else {
+      widen_rows(d, block, wide);
+      const float* rows[kRows];
+      for (int a = 0; a < kRows; ++a) rows[a] = wide[a < block.count ? a : block.count - 1];
+      dot_rows<1>(d, rows, first, block.count, stream);
     }
-    widen_rows(d, block, wide);
-    const float* rows[kRows];
-    for (int a = 0; a < kRows; ++a) rows[a] = wide[a < block.count ? a : block.count - 1];
-    dot_rows(d, rows, first, block.count, stream);
   }
 }
 

@@ -92,10 +92,12 @@ static void store_logits(const MarkovStep& step, const MarkovRow& row, int32_t s
   }
 }
 
+constexpr int32_t kAhead = 16;  // rows of the next segment that are asked for while this one ends
+
 // Rows of W2 against the vectors [first, first + count) of the step: biases, or with an int8 W2
-// float(dot).
+// float(dot). The next call reads up to num_ahead rows that follow in memory.
 static void biases(const MarkovStep& step, const void* w2, const int32_t* gather, int32_t num_rows,
-                   int32_t first, int32_t count, float* out) {
+                   int32_t num_ahead, int32_t first, int32_t count, float* out) {
   const dspark_markov_loop_params& p = *step.params;
   if (p.w2_dtype == DSPARK_I8) {
     IntDots d{};
@@ -123,6 +125,7 @@ static void biases(const MarkovStep& step, const void* w2, const int32_t* gather
   d.num_vectors = count;
   d.out = out;
   d.out_stride = kSegment;
+  d.num_ahead = num_ahead < kAhead ? num_ahead : kAhead;
   dots(d);
 }
 

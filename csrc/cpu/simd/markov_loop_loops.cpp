@@ -45,8 +45,9 @@ void chunk(const MarkovStep& step, int64_t chunk, const MarkovThread& thread) {
     if (segment >= step.num_segments) return;
     const int32_t first = segment * kSegment;
     const int32_t left = p.draft_vocab_size - first;
+    const int32_t behind = i + 1 < kMarkovChunk && left > kSegment ? left - kSegment : 0;
     biases(step, advance(p.w2, p.w2_dtype, first * p.w2_stride), nullptr,
-           left < kSegment ? left : kSegment, 0, step.num_rows, thread.bias);
+           left < kSegment ? left : kSegment, behind, 0, step.num_rows, thread.bias);
     for (int32_t r = 0; r < step.num_rows; ++r) one_segment(step, r, segment, thread);
   }
 }

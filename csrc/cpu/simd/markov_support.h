@@ -75,7 +75,7 @@ static int32_t form_support(const MarkovStep& step, int32_t r, const int32_t* co
                             int32_t count, const MarkovSupport& s, int32_t* nan) {
   const dspark_markov_loop_params& p = *step.params;
   const MarkovRow& row = step.rows[r];
-  biases(step, p.w2, columns, count, r, 1, s.bias);
+  biases(step, p.w2, columns, count, 0, r, 1, s.bias);
   const int64_t base = row.request * p.base_request_stride + step.slot * p.base_slot_stride;
   const float largest = largest_finite(p.base_dtype);
   int32_t segments = 0;
