@@ -46,10 +46,6 @@ Storage module_storage() {
   return query.found;
 }
 
-std::string place(Site site) {
-  return std::string(site.file_name()) + ":" + std::to_string(site.line());
-}
-
 bool same(Site a, Site b) {
   return a.line() == b.line() && strcmp(a.file_name(), b.file_name()) == 0;
 }
@@ -69,6 +65,19 @@ std::string ranges(const std::vector<int>& numbers) {
 }
 
 }  // namespace
+
+std::string tidy(const std::string& path) {
+  size_t start = 0;
+  for (const char* folder : {"csrc/", "tests/"}) {
+    const size_t found = path.find(folder);
+    if (found != std::string::npos) start = std::max(start, found);
+  }
+  return path.substr(start);
+}
+
+std::string place(Site site) {
+  return tidy(std::string(site.file_name()) + ":" + std::to_string(site.line()));
+}
 
 bool Fiber::polls(const void* address, uint64_t value, uint64_t events) {
   if (events != events_) {

@@ -155,6 +155,10 @@ class Block {
   bool shuffled_ = false;
 };
 
+/// "csrc/cuda/x.cuh:12": a path from the root of the sources.
+std::string tidy(const std::string& path);
+std::string place(Site site);
+
 /// The block and the thread that this operating-system thread runs. Plain data: it lives in the
 /// thread-local storage that is filled with garbage before each block.
 struct Context {

@@ -26,9 +26,9 @@ void fail(Site site, const char* format, ...) {
   va_end(arguments);
   const Thread& t = *context.fiber;
   char where[192];
-  snprintf(where, sizeof where, "block (%u,%u,%u) thread (%u,%u,%u) at %s:%u: ", t.block_index.x,
+  snprintf(where, sizeof where, "block (%u,%u,%u) thread (%u,%u,%u) at %s: ", t.block_index.x,
            t.block_index.y, t.block_index.z, t.thread_index.x, t.thread_index.y, t.thread_index.z,
-           site.file_name(), static_cast<unsigned>(site.line()));
+           place(site).c_str());
   context.block->grid().report(std::string(where) + text);
   context.block->leave();
 }
