@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """Configure, build from nothing, measure."""
     folder = Path(arguments[0]).resolve()
     mode = os.environ.get("DSPARK_CUDA") or "auto"
-    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
+    configure = ["cmake", "--fresh", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
     configure += ["-DDSPARK_PYTHON=OFF", "-DDSPARK_WERROR=ON", "-DDSPARK_CCACHE=OFF"]
     configure += [f"-DDSPARK_CUDA={mode}"]
     if mode in ("auto", "pip"):  # CMake asks this interpreter for a toolchain from PyPI
