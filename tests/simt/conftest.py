@@ -31,8 +31,12 @@ class Status(ctypes.Structure):
 class Library(ctypes.CDLL):
     """A library of the runner, with the types of the functions that tests call."""
 
+    Status = Status
+
     def __init__(self, path: str) -> None:
         super().__init__(path)
+        if not hasattr(self, "dspark_simt_case"):  # nvcc's library of conformance.cu
+            return
         pointer, text = ctypes.c_void_p, ctypes.c_char_p
         self.dspark_simt_case.restype = Status
         self.dspark_simt_case.argtypes = [text, ctypes.c_int, pointer, pointer]
@@ -55,8 +59,8 @@ def folder() -> Path:
 
 @functools.cache
 def _open(kind: str) -> Library:
-    """The fast or the checked library; skips the test when it is not built."""
-    path = folder() / FILES[kind]
+    """The fast or the checked library, or another one by its path; skips what is not built."""
+    path = folder() / FILES[kind] if kind in FILES else Path(kind)
     if not path.exists():
         pytest.skip(f"{path.name} is not built: run `make simt`")
     return Library(str(path))
