@@ -25,6 +25,10 @@ constexpr int kMaxPairs = kPairsPerWarp * kWarps;
 // Floats between two pairs in shared memory: 128 and 4, so that the accumulators of an mma, eight
 // ids of four pairs at a time, fall into 32 different banks.
 constexpr int kBiasStride = kSegment + 4;
+// Mma tiles (tile_mma.cuh).
+constexpr int32_t kChunkColumns = 64;           // columns of W2 in a slot of shared memory
+constexpr int32_t kSlotBytes = kSegment * 128;  // 128 rows of 128 bytes
+constexpr int32_t kVectorPadding = 8;           // elements behind an r-vector
 
 /// Who computes the dot products; tile_<source>.cuh.
 enum class Source : int32_t { kScalar, kMma };
@@ -39,7 +43,8 @@ struct Config {
   int32_t parts;         // 16-bit parts of an r-vector (mma)
   int32_t slots;         // W2 slots in shared memory: `ring` that stream, the rest resident
   int32_t ring;
-  bool direct;            // the r-vectors are rows of W1, copied as they are
+  bool plain;             // the r-vectors are rows of W1 in W2's dtype
+  bool direct;            // and so aligned that cp.async can fetch them
   bool cooperative;       // one launch for all steps; else one a phase
   uint32_t source_bytes;  // shared memory of the source, at offset 0
   uint32_t shared_bytes;  // all of it

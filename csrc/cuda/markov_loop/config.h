@@ -10,11 +10,9 @@
 
 namespace dspark::cuda::markov {
 
-constexpr int32_t kChunkColumns = 64;           // columns of W2 in one slot
-constexpr int32_t kSlotBytes = kSegment * 128;  // 128 rows of 128 bytes
-constexpr int32_t kMinRing = 4;                 // slots that stream: 48 KB in flight
-constexpr int32_t kSourceAlignment = 1024;      // of a source's parts
+constexpr int32_t kMinRing = 4;  // slots that stream: 48 KB in flight while one is in use
 constexpr int32_t kMaxMmaRank = 512;
+constexpr int32_t kMaxMmaGroup = 32;  // 64 would need 64 accumulators, and registers for U besides
 
 inline int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
@@ -64,8 +62,78 @@ inline bool scalar_config(Config& c, const Params& p, const prim::DeviceLimits& 
   return false;
 }
 
-/// Choose. `problem` describes what cannot be served when it returns false.
-inline bool make_config(Config& c, const Params& p, const prim::DeviceLimits& device) {
+inline bool aligned_16(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
+}
+
+/// Whether tile_mma.cuh can read this W2.
+inline bool serves_mma(const Params& p, const prim::DeviceLimits& device) {
+  const bool half = p.w2_dtype == DSPARK_BF16 || p.w2_dtype == DSPARK_F16;
+  return device.major >= 8 && half && p.rank % 16 == 0 && p.rank <= kMaxMmaRank &&
+         aligned_16(p.w2, p.w2_stride * 2);
+}
+
+/// Slots, ring and batch with `group` rows a tile; false when the tiles of a pass do not fit.
+inline bool fit_mma(Config& c, const Params& p, int32_t group, int32_t limit) {
+  const int32_t rows = rows_of(p);
+  const int32_t chunks = ceil_div(p.rank, kChunkColumns);
+  const int32_t owned = ceil_div(c.num_segments, c.grid);
+  const int32_t vectors = c.parts * group * (p.rank + kVectorPadding) * 2 + group * 4;
+  c.group = group;
+  for (c.batch = choose_batch(owned, rows, group); c.batch >= 1; --c.batch) {
+    const uint32_t fixed = record_bytes(c, rows) + static_cast<uint32_t>(vectors + 15) / 16 * 16;
+    if (fixed >= static_cast<uint32_t>(limit)) continue;
+    c.slots = static_cast<int32_t>((static_cast<uint32_t>(limit) - fixed) / kSlotBytes);
+    // With several groups the tiles of a pass stay until the last one has used them.
+    const int32_t held = rows > group ? chunks * c.batch : 1;
+    c.ring = held + kMinRing - 1;
+    if (c.slots >= owned * chunks) {
+      c.slots = owned * chunks;
+      c.ring = 0;
+    } else if (c.slots > c.ring) {
+      c.ring = c.slots - (c.slots - c.ring) / chunks * chunks;
+    } else {
+      c.ring = c.slots;
+    }
+    if (c.ring != 0 && c.ring <= held) continue;
+    c.source_bytes = static_cast<uint32_t>(c.slots * kSlotBytes + (vectors + 15) / 16 * 16);
+    c.shared_bytes = c.source_bytes + record_bytes(c, rows);
+    return true;
+  }
+  return false;
+}
+
+/// Tensor cores; false when the problem or the device is not made for it, or when the requests are
+/// too many for one launch (fewer may fit).
+inline bool mma_config(Config& c, const Params& p, const prim::DeviceLimits& device) {
+  if (!serves_mma(p, device)) return false;
+  c = base_config(p, device);
+  c.source = Source::kMma;
+  const bool vanilla = p.head == DSPARK_HEAD_VANILLA;
+  c.plain = vanilla && p.w1_dtype == p.w2_dtype;
+  c.direct = c.plain && aligned_16(p.w1, p.w1_stride * 2);
+  // bfloat16 has fewer bits than one part of either type.
+  c.parts = c.plain || (vanilla && p.w1_dtype == DSPARK_BF16) ? 1 : 3;
+  int32_t group = kMaxMmaGroup;
+  while (group > 8 && group / 2 >= rows_of(p)) group /= 2;
+  for (; group >= 8; group /= 2) {
+    if (fit_mma(c, p, group, device.shared_bytes_per_block)) return true;
+  }
+  return false;
+}
+
+/// The best configuration for the first `*rows` requests of the problem, or for fewer of them:
+/// halves `*rows` while no tensor-core configuration has room. False when nothing fits.
+inline bool choose_config(Config& c, Params p, const prim::DeviceLimits& device, int32_t* rows) {
+  for (int32_t n = *rows;; n = ceil_div(n, 2)) {
+    p.num_requests = n;
+    if (mma_config(c, p, device)) {
+      *rows = n;
+      return true;
+    }
+    if (n <= 8 || !serves_mma(p, device)) break;
+  }
+  p.num_requests = *rows;
   return scalar_config(c, p, device);
 }
 

@@ -99,47 +99,47 @@ __device__ __forceinline__ void load_base(const Params& p, const Shared& s, cons
   }
 }
 
-template <int kDtype>
-__device__ __forceinline__ float widen(uint32_t bits) {
-  if (kDtype == DSPARK_BF16) return bf16_to_f32(static_cast<uint16_t>(bits));
-  if (kDtype == DSPARK_F16) return f16_to_f32(static_cast<uint16_t>(bits));
-  return float_from_bits(bits);
-}
-
-// z = round(U + B), NaN as -inf, +inf as the largest finite value.
-template <int kDtype>
-__device__ __forceinline__ float form(float sum, bool* nan) {
-  const bool bad = sum != sum;
-  *nan |= bad;
-  const float rounded = round_to_dtype(bad ? kMinusInf : sum, kDtype);
-  const float largest = largest_finite(kDtype);
-  return rounded > largest ? largest : rounded;
-}
-
-/// z of a warp's pairs, in place of their dot products; NaN bits.
-template <int kDtype, class Source>
-__device__ __forceinline__ void form_pairs(const Params& p, const Shared& s, const Tile& t,
-                                           const Pairs& pairs, const BaseLogits& u,
-                                           const Source& source) {
+/// U + B of a warp's pairs, in place of their dot products.
+template <bool kHalf, class Source>
+__device__ __forceinline__ void add_base(const Params& p, const Shared& s, const Pairs& pairs,
+                                         const BaseLogits& u, const Source& source) {
+  const int shift = p.base_dtype == DSPARK_BF16 ? 16 : 0;
 #pragma unroll
   for (int j = 0; j < kPairsPerWarp; ++j) {
     if (j >= pairs.size) break;
     const int32_t i = __shfl_sync(~0u, pairs.row, j);
     const int32_t segment = __shfl_sync(~0u, pairs.segment, j);
     float* z = s.bias + __shfl_sync(~0u, pairs.pair, j) * kBiasStride + threadIdx.x % 32;
-    bool nan = false;
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      const int32_t column = column_of(segment, q);
-      float value = kMinusInf;
-      if (column < p.draft_vocab_size) {
-        const float bias = source.bias(z[32 * q], i, column);
-        value = form<kDtype>(widen<kDtype>(u.bits[j][q]) + bias, &nan);
-      }
-      z[32 * q] = value;
+      const uint32_t bits = u.bits[j][q];
+      const float base =
+          kHalf ? f16_to_f32(static_cast<uint16_t>(bits)) : float_from_bits(bits << shift);
+      z[32 * q] = base + source.bias(z[32 * q], i, column_of(segment, q));
     }
-    if (nan) atomicOr(s.status + t.first_row + i, static_cast<uint32_t>(DSPARK_NAN_DRAFT));
   }
+}
+
+/// z = round(U + B), NaN as -inf, +inf as the largest finite value.
+__device__ __forceinline__ void form(int32_t dtype, float (&z)[4], bool* nan) {
+  const float largest = largest_finite(dtype);
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    *nan |= z[q] != z[q];
+    z[q] = z[q] != z[q] ? kMinusInf : z[q];
+  }
+  if (dtype == DSPARK_BF16) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const uint32_t u = bits_f32(z[q]);
+      z[q] = float_from_bits((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u);
+    }
+  } else if (dtype == DSPARK_F16) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) z[q] = f16_to_f32(f32_to_f16(z[q]));
+  }
+#pragma unroll
+  for (int q = 0; q < 4; ++q) z[q] = z[q] > largest ? largest : z[q];
 }
 
 /// z of a warp's pairs to the caller.
@@ -166,15 +166,28 @@ struct Mass {
   int32_t id;  // greedy rows: the lowest id of the segment that has `largest`
 };
 
-// Maximum, sum of weights and first maximum of each pair.
-__device__ __forceinline__ Mass weigh_pairs(const Shared& s, const Tile& t, const Pairs& pairs) {
+/// z of each pair, in place; its maximum, sum of weights and first maximum; NaN bits.
+__device__ __forceinline__ Mass weigh_pairs(const Params& p, const Shared& s, const Tile& t,
+                                            const Pairs& pairs) {
   const int32_t lane = threadIdx.x % 32;
   Mass mine{kMinusInf, 0.0f, 0};
 #pragma unroll 2
   for (int j = 0; j < pairs.size; ++j) {
-    const float* z = s.bias + __shfl_sync(~0u, pairs.pair, j) * kBiasStride + lane;
-    const float t_row = s.temperature[t.first_row + __shfl_sync(~0u, pairs.row, j)];
-    const float a = z[0], b = z[32], c = z[64], d = z[96];
+    const int32_t row = t.first_row + __shfl_sync(~0u, pairs.row, j);
+    const int32_t segment = __shfl_sync(~0u, pairs.segment, j);
+    float* place = s.bias + __shfl_sync(~0u, pairs.pair, j) * kBiasStride + lane;
+    float z[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      z[q] = column_of(segment, q) < p.draft_vocab_size ? place[32 * q] : kMinusInf;
+    }
+    bool nan = false;
+    form(p.base_dtype, z, &nan);
+    if (nan) atomicOr(s.status + row, static_cast<uint32_t>(DSPARK_NAN_DRAFT));
+#pragma unroll
+    for (int q = 0; q < 4; ++q) place[32 * q] = z[q];
+    const float t_row = s.temperature[row];
+    const float a = z[0], b = z[1], c = z[2], d = z[3];
     const float ab = a > b ? a : b, cd = c > d ? c : d;
     const uint32_t top = __reduce_max_sync(~0u, ordered_f32(ab > cd ? ab : cd));
     // The inverse of ordered_f32: +0 where the maximum is either zero, as on the CPU.
@@ -293,16 +306,14 @@ __device__ __forceinline__ void finish_tile(const Args& args, const Shared& s, c
                                             const Pairs& pairs, const BaseLogits& u,
                                             const Source& source) {
   const Params& p = args.p;
-  if (p.base_dtype == DSPARK_F32) {
-    form_pairs<DSPARK_F32>(p, s, t, pairs, u, source);
-  } else if (p.base_dtype == DSPARK_BF16) {
-    form_pairs<DSPARK_BF16>(p, s, t, pairs, u, source);
+  if (p.base_dtype == DSPARK_F16) {
+    add_base<true>(p, s, pairs, u, source);
   } else {
-    form_pairs<DSPARK_F16>(p, s, t, pairs, u, source);
+    add_base<false>(p, s, pairs, u, source);
   }
+  const Mass mass = weigh_pairs(p, s, t, pairs);
   __syncwarp();
   if (p.logits != nullptr) store_pairs(p, s, t, pairs);
-  const Mass mass = weigh_pairs(s, t, pairs);
   const bool mine = static_cast<int32_t>(threadIdx.x % 32) < pairs.size;
   const uint64_t key = mine ? rank_pair(args, s, t, pairs, mass) : 0;
   offer_pairs(s, t, pairs, mass, key);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void unit_dots(const float* row, int64_t gate_stride,
 #pragma unroll
     for (int v = 0; v < kHeadVectors; ++v) sum[g][v] = 0.0f;
   }
-#pragma unroll 2
+#pragma unroll 1
   for (int32_t j = threadIdx.x % 16; j < length; j += 16) {
     float x[kHeadVectors];
 #pragma unroll
@@ -183,7 +183,7 @@ __device__ __forceinline__ void confidence_logits(const Params& p, const Shared&
     const int64_t r = s.request[row];
     const float* h = p.hidden + r * p.hidden_request_stride + step * p.hidden_slot_stride;
     float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
     for (int32_t j = threadIdx.x; j < p.hidden_size; j += kThreads) {
       sum = fma_f32(p.confidence_weight[j], h[j], sum);
     }

@@ -6,6 +6,7 @@
 #include "core/problems.h"
 #include "cuda/markov_loop/config.h"
 #include "cuda/markov_loop/kernel.cuh"
+#include "cuda/markov_loop/tile_mma.cuh"
 #include "cuda/markov_loop/tile_scalar.cuh"
 #include "cuda/prim/launch.h"
 
@@ -43,6 +44,17 @@ Params slice(const Params& all, int64_t first, int32_t count) {
   return p;
 }
 
+using Kernel = void (*)(Args);
+
+// Every kernel of the family.
+Kernel kernel_of(const Config& c) {
+  using namespace markov;
+  if (c.source == Source::kScalar) return markov_loop_kernel<ScalarSource>;
+  if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
+  if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;
+  return markov_loop_kernel<MmaSource<32>>;
+}
+
 dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t last, void* stream) {
   args.phases = phases;
   args.first_step = first;
@@ -53,8 +65,7 @@ dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t la
   launch.shared_bytes = args.config.shared_bytes;
   launch.stream = stream;
   launch.cooperative = args.config.cooperative;
-  return prim::launch("markov_loop", markov::markov_loop_kernel<markov::ScalarSource>, launch,
-                      args);
+  return prim::launch("markov_loop", kernel_of(args.config), launch, args);
 }
 
 // One block of requests.
@@ -103,19 +114,19 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
   if (!problems.none() || p.num_requests == 0) return problems.status();
   prim::DeviceLimits device;
   dspark_status status = prim::device_limits(&device);
-  for (int64_t first = 0; first < p.num_requests && status.code == DSPARK_OK;
-       first += markov::kMaxRows) {
+  int32_t count = 0;
+  for (int64_t first = 0; first < p.num_requests && status.code == DSPARK_OK; first += count) {
     const int64_t left = p.num_requests - first;
+    count = static_cast<int32_t>(left < markov::kMaxRows ? left : markov::kMaxRows);
     Args args{};
-    args.p =
-        slice(p, first, static_cast<int32_t>(left < markov::kMaxRows ? left : markov::kMaxRows));
-    args.work = markov::carve(p, scratch);
-    if (!markov::make_config(args.config, args.p, device)) {
+    if (!markov::choose_config(args.config, slice(p, first, count), device, &count)) {
       DSPARK_SUPPORTED(problems, false,
                        "rank: got %d; %d bytes of shared memory hold no vector of that length",
                        p.rank, device.shared_bytes_per_block);
       return problems.status();
     }
+    args.p = slice(p, first, count);
+    args.work = markov::carve(p, scratch);
     status = run(args, stream);
   }
   return status;

@@ -110,7 +110,7 @@ __device__ __forceinline__ void reduce_lse(const Args& args, const Shared& s, in
     const uint64_t* bits =
         reinterpret_cast<const uint64_t*>(args.work.log_mass) + (set + n) * segments;
     double largest = static_cast<double>(kMinusInf);
-#pragma unroll 4
+#pragma unroll 1
     for (int32_t i = threadIdx.x; i < segments; i += kThreads) {
       const double x = double_from_bits(prim::ld_relaxed(bits + i));
       largest = x > largest ? x : largest;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void reduce_lse(const Args& args, const Shared& s, in
     largest = block_max(largest, s.scratch);
     double sum = 0.0;
     if (largest > static_cast<double>(kMinusInf)) {
-#pragma unroll 4
+#pragma unroll 1
       for (int32_t i = threadIdx.x; i < segments; i += kThreads) {
         sum += exp_f64(double_from_bits(prim::ld_relaxed(bits + i)) - largest);
       }

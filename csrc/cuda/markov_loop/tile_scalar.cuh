@@ -91,7 +91,7 @@ class ScalarSource {
 #pragma unroll
     for (int b = 0; b < kVectors; ++b) x[b] = vectors() + (i + b < count ? i + b : count - 1) * r;
     float sum[kRows][kVectors] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int32_t j = lane; j < r; j += 16) {
       float w[kRows];
 #pragma unroll

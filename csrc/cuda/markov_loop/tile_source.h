@@ -49,7 +49,9 @@
 //   void end_pass(int32_t position, int32_t segments)
 //   float bias(float word, int32_t i, int32_t column) const
 //       What is added to U, from a word that dots() wrote (an int32 may hide in it), for row i of
-//       the group and W2 row `column` < V_d. May be called by the warp that finishes the pair.
+//       the group and W2 row `column` < V_d. Called by the warp that finishes the pair, when the
+//       vectors of the next group may be loading already: what bias() needs of a group must not lie
+//       in their place.
 //   void close()
 //
 // and a host function in config.h that fills Config for it. kThreads threads call; a source may
