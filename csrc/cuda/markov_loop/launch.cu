@@ -8,6 +8,7 @@
 #include "cuda/markov_loop/kernel.cuh"
 #include "cuda/markov_loop/tile_mma.cuh"
 #include "cuda/markov_loop/tile_scalar.cuh"
+#include "cuda/markov_loop/topk.h"
 #include "cuda/prim/launch.h"
 
 namespace dspark::cuda {
@@ -92,11 +93,7 @@ void check_served(Problems& problems, const Params& p) {
   DSPARK_SUPPORTED(problems, p.top_p == nullptr,
                    "top_p: got an array; the CUDA backend draws from the full law, use NULL or "
                    "DSPARK_CPU");
-  DSPARK_SUPPORTED(problems, p.topk_support == 0,
-                   "topk_support: got %d; the CUDA backend draws from the full law, use 0 or "
-                   "DSPARK_CPU",
-                   p.topk_support);
-  DSPARK_SUPPORTED(problems, p.w2_dtype != DSPARK_I8,
+  DSPARK_SUPPORTED(problems, p.w2_dtype != DSPARK_I8 || p.topk_support > 0,
                    "w2_dtype: got int8; the CUDA backend has no kernel for it, use bf16, f16 or "
                    "f32, or DSPARK_CPU");
 }
@@ -104,7 +101,7 @@ void check_served(Problems& problems, const Params& p) {
 }  // namespace
 
 dspark_status markov_loop_workspace(const Params& p, size_t* bytes) {
-  *bytes = markov::carve(p, nullptr).bytes;
+  *bytes = p.topk_support > 0 ? topk::workspace(p) : markov::carve(p, nullptr).bytes;
   return ok_status();
 }
 
@@ -112,6 +109,7 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
   Problems problems("dspark_markov_loop");
   check_served(problems, p);
   if (!problems.none() || p.num_requests == 0) return problems.status();
+  if (p.topk_support > 0) return topk::run(p, scratch, stream);
   prim::DeviceLimits device;
   dspark_status status = prim::device_limits(&device);
   int32_t count = 0;
