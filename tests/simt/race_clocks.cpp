@@ -76,7 +76,7 @@ void learn(Member& member, const Knowledge& knowledge) {
 
 bool knows(const Member& member, unsigned block, uint32_t slot, uint32_t epoch) {
   if (block == member.block) {
-    if (slot == member.slot) return !member.agent || epoch == member.epoch;
+    if (slot == member.slot && (!member.agent || epoch == member.epoch)) return true;
     return member.clock.own != nullptr && epoch <= (*member.clock.own)[slot];
   }
   if (member.clock.others == nullptr) return false;
