@@ -22,14 +22,16 @@ __all__ = ["load", "run"]
 _BUILT = Path(__file__).resolve().parent.parent / "build" / "simt" / "libdspark_simt.so"
 _garbage = np.random.default_rng(0)
 _loaded: str | None = None
+_traced = False  # whether the arrays of the call that runs have been seen
 
 
 def load() -> bool:
     """Use the library named by ``DSPARK_SIMT``, else the source tree's; False without any."""
-    global _loaded
+    global _loaded, _traced
     path = os.environ.get("DSPARK_SIMT") or (str(_BUILT) if _BUILT.exists() else "")
     if not path or not Path(path).exists():
         return False
+    _traced = path == _loaded and _arrays.traced is not None
     if path != _loaded:
         _C.simt_load(path)
         _loaded = path
@@ -49,9 +51,14 @@ def _extent(v: View) -> tuple[int, int]:
 
 
 def _register(params: Any, workspace: np.ndarray[Any, Any]) -> None:
-    """Tell the checked library of the arrays that ``params`` points to."""
-    views = {v.ptr: v for v in _arrays.traced or []}
+    """Tell the checked library of the arrays that ``params`` points to.
+
+    The call that loads the library made its views before: nothing is registered, all is allowed.
+    """
     _C.simt_forget()
+    if not _traced:
+        return
+    views = {v.ptr: v for v in _arrays.traced or []}
     _C.simt_register(workspace.ctypes.data, workspace.nbytes, "workspace")
     for name in dir(params):
         value = getattr(params, name)

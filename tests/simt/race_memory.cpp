@@ -57,17 +57,20 @@ void add_segments_of_this_library() {
       nullptr);
 }
 
-/// "..., 4 bytes past the end of tokens", if something is near.
+/// ", 4 bytes past the end of tokens", if something is near.
 std::string neighbour(const char* p, size_t bytes) {
+  ptrdiff_t nearest = kNear;
+  std::string text;
   for (const Range& range : registered) {
-    if (p >= range.low && p < range.high + kNear) {
-      return ", " + std::to_string(p + bytes - range.high) + " bytes past the end of " + range.name;
-    }
-    if (p < range.low && p > range.low - kNear) {
-      return ", " + std::to_string(range.low - p) + " bytes before the start of " + range.name;
-    }
+    const ptrdiff_t behind = p + bytes - range.high, before = range.low - p;
+    const bool past = p >= range.low && behind > 0;
+    const ptrdiff_t distance = past ? behind : before;
+    if ((!past && p >= range.low) || distance >= nearest) continue;
+    nearest = distance;
+    text = ", " + std::to_string(distance) + " bytes " +
+           (past ? "past the end of " : "before the start of ") + range.name;
   }
-  return "";
+  return text;
 }
 
 }  // namespace

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel with every access checked: small shapes, a few orders of threads, late and random
+copies, one or many multiprocessors. mutation.py runs the same cases on kernels made wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dspark_ext as dx
+
+#: name -> environment of the emulated device.
+DEVICES = {
+    "in-order": {"DSPARK_SIMT_SEED": "0", "DSPARK_SIMT_SMS": "3"},
+    "seed-1": {"DSPARK_SIMT_SEED": "1", "DSPARK_SIMT_SMS": "4"},
+    "seed-2-random": {
+        "DSPARK_SIMT_SEED": "2",
+        "DSPARK_SIMT_SMS": "2",
+        "DSPARK_SIMT_ASYNC": "random",
+    },
+    "ampere": {"DSPARK_SIMT_SEED": "3", "DSPARK_SIMT_SMS": "3", "DSPARK_SIMT_CAPABILITY": "80"},
+}
+
+
+@contextmanager
+def device(name: str) -> Iterator[None]:
+    """The environment of an emulated device."""
+    before = dict(os.environ)
+    os.environ.update(DEVICES[name])
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def confidence() -> None:
+    rng = np.random.default_rng(1)
+    logit = rng.normal(0, 3, (33, 5)).astype(np.float32)
+    active = rng.integers(0, 2, 33).astype(np.uint8)
+    one, two = (
+        dx.confidence(logit, [1.0, 1.5, 0.5, 2.0, 1.0], active=active, backend=b)
+        for b in ("cpu", "simt")
+    )
+    on = active != 0
+    for name in ("conditional", "survival", "status"):
+        np.testing.assert_array_equal(getattr(two, name)[on], getattr(one, name)[on])
+
+
+def markov_loop(
+    weights: torch.dtype, head: str = "vanilla", requests: int = 3, rank: int = 16, **options: Any
+) -> Callable[[], None]:
+    """A case of exactly representable numbers: every backend and every order gives these bits."""
+
+    def run() -> None:
+        rng = np.random.default_rng(2)
+        vocab, gamma, d = 300, 3, 5
+
+        def dyadic(*shape: int) -> torch.Tensor:
+            return torch.from_numpy((rng.integers(-16, 17, shape) / 16).astype(np.float32))
+
+        arguments: dict[str, Any] = {
+            "base_logits": (dyadic(requests, gamma, vocab + 4) * 4).bfloat16(),
+            "w1": dyadic(vocab, rank).to(weights),
+            "w2": dyadic(vocab, rank).to(weights),
+            "anchor": torch.from_numpy(rng.integers(0, vocab, requests).astype(np.int32)),
+            "seed": torch.from_numpy(rng.integers(0, 2**62, requests)),
+            "position": torch.from_numpy(rng.integers(0, 2**31, requests)),
+            "temperature": torch.tensor([0.75, 0.0, 1.0] * requests)[:requests].float(),
+            "head": head,
+            **options,
+        }
+        if head != "vanilla":
+            sizes = {"gated": (rank, d + rank), "rnn": (3 * rank, 2 * rank + d)}[head]
+            arguments |= {
+                "hidden": dyadic(requests, gamma, d),
+                "head_weight": dyadic(*sizes) / 16,
+                "head_bias": dyadic(sizes[0]),
+                "confidence_weight": dyadic(d + rank),
+            }
+        one, two = (dx.markov_loop(**arguments, backend=b) for b in ("cpu", "simt"))
+        for name in ("tokens", "logit", "lse", "logits", "support_ids", "status"):
+            if getattr(one, name, None) is not None:
+                assert torch.equal(getattr(two, name), getattr(one, name)), name
+
+    return run
+
+
+#: family -> name -> case. The first ones of a family are the quickest.
+CASES: dict[str, dict[str, Callable[[], None]]] = {
+    "confidence": {"confidence": confidence},
+    "markov_loop": {
+        "f32": markov_loop(torch.float32, rank=7),
+        "bf16": markov_loop(torch.bfloat16),
+        "bf16-rnn": markov_loop(torch.bfloat16, "rnn", requests=2),
+        "f16-gated": markov_loop(torch.float16, "gated", requests=2),
+        "bf16-many": markov_loop(torch.bfloat16, requests=18, rank=64, store_logits=True),
+    },
+}
+
+
+@pytest.fixture
+def checked_library(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
+    """Let ``backend="simt"`` use the checked library."""
+    monkeypatch.setenv("DSPARK_SIMT", str(Path(checked._name)))
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize(
+    ("family", "name"), [(f, n) for f, cases in CASES.items() for n in cases], ids=str
+)
+def test_no_finding(checked_library: None, family: str, name: str, where: str) -> None:
+    with device(where):
+        CASES[family][name]()
+
+
+def test_the_checker_sees_the_arrays_of_a_call(
+    checked_library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that is one element short is written out of bounds, and named."""
+    from dspark_ext import _C, _arrays, _simt
+
+    assert _simt.load() and _C.simt_checks()
+    register = _C.simt_register
+
+    def short(data: int, size: int, name: str) -> None:
+        register(data, size - 4 if name == "survival" else size, name)
+
+    monkeypatch.setattr(_C, "simt_register", short)
+    with pytest.raises(RuntimeError, match=r"write of 4 bytes out of bounds, 4 bytes past the end"):
+        dx.confidence(np.zeros((3, 2), np.float32), backend="simt")
+    assert _arrays.traced == []
