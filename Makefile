@@ -20,7 +20,7 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 BIN ?= .venv/bin
-CXX_FILES = find csrc tests -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
+CXX_FILES = find csrc tests bench -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'
 PYTHON_FILES = $(wildcard _build bench dspark_ext python setup.py tests)
 
 # The tests run in build/run: a process that they start there finds the installed package, not the

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time markov_loop against the same loop composed of torch operations, beside its floor.
 
-    python bench/bench_markov_loop.py [--full] [--save] [--json] [--device cpu|cuda] [--seconds S]
+    python bench/bench_markov_loop.py [--full] [--device cpu|cuda] [--seconds S] [--limit S]
+                                      [--json] [--save [FILE]]
 
-First the model of an H200 (lib/roofline.py; assumptions, not measurements): the floor, and what the
-design should take. Then what this machine has, measured in one run, contenders in turns, medians;
+--save keeps the JSON in FILE, or in bench/results/<machine>/.
+
+The model of an H200 (lib/roofline.py; assumptions, not measurements): the floor, and what the
+design should take. And what this machine has, measured in one run, contenders in turns, medians;
 every time is of a whole call, all gamma = 7 steps.
 
 On a CPU
@@ -26,6 +29,7 @@ On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,16 +197,21 @@ def measure_gpu(requests: int, vocab: int, seed: int, problems: list[str]) -> Ro
 def main() -> None:
     parser = arguments(str(__doc__))
     parser.add_argument("--full", action="store_true", help="on a CPU: all shapes (many minutes)")
-    parser.add_argument("--save", action="store_true", help="also write bench/results/<machine>/")
+    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
+    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     options = parser.parse_args()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     problems: list[str] = []
-    if device == "cuda":
-        rows = [x for r, v in SHAPES for x in measure_gpu(r, v, options.seed, problems)]
-    else:
-        shapes = FULL if options.full else SHORT
-        rows = [measure_cpu(row, options.seconds, options.seed) for row in shapes]
+    rows: Rows = []
+    end = time.monotonic() + options.limit
+    for shape in SHAPES if device == "cuda" else FULL if options.full else SHORT:
+        if time.monotonic() > end:
+            problems.append(f"{shape}: out of time")
+        elif device == "cuda":
+            rows += measure_gpu(*shape, options.seed, problems)
+        else:
+            rows.append(measure_cpu(shape, options.seconds, options.seed))
     publish(
         rows,
         as_json=options.json,
@@ -211,7 +220,7 @@ def main() -> None:
             "model of an H200, bf16 base logits, r 256": model(),
             **({"failed": [{"what": text} for text in problems]} if problems else {}),
         },
-        save=f"markov_loop_{device}" if options.save else None,
+        save=f"markov_loop_{device}" if options.save == "" else options.save,
     )
 
 

@@ -113,14 +113,15 @@ def publish(
 ) -> None:
     """Print rows with equal keys as JSON, or as an aligned table under the machine's line.
 
-    ``more`` holds further tables by title. With ``save`` the JSON also goes to
-    ``bench/results/<machine>/<save>.json``.
+    ``more`` holds further tables by title. With ``save`` the JSON also goes to a file: a path that
+    ends in ``.json``, or a name, for ``bench/results/<machine>/<name>.json``.
     """
     about = machine()
     whole = {"machine": about, "rows": list(rows), **{k: list(v) for k, v in (more or {}).items()}}
     text = json.dumps(whole, indent=2)
     if save is not None:
-        path = ROOT / "bench" / "results" / machine_name(about) / f"{save}.json"
+        kept = ROOT / "bench" / "results" / machine_name(about)
+        path = Path(save) if save.endswith(".json") else kept / f"{save}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", "utf-8")
     if as_json:
