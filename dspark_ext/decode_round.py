@@ -116,9 +116,6 @@ def decode_round(
 
     Notes
     -----
-    The drafts follow the full law of the head: ``topk_support`` of :func:`markov_loop` is not used
-    here, because :func:`rejection_sample` does not take a law as a list of ids yet.
-
     When the target (or a hook) raises, nothing is committed: the state is as before the call, and
     repeating the call draws the same random numbers.
 
@@ -325,7 +322,8 @@ def draft_block(drafter: Drafter, state: RoundState, backend: str | None = None)
         top_p=host.top_p if np.any(host.top_p < 1) else None,
         draft_to_target=head.draft_to_target,
         active=host.active,
-        store_logits=_needs_law(state),
+        topk_support=head.topk_support,
+        store_logits=_needs_law(state) and not head.topk_support,
         backend=backend,
     )
 
@@ -341,11 +339,15 @@ def _law(draft: Draft | None, drafter: Drafter | None, state: RoundState) -> dic
     """Arguments of ``rejection_sample`` that describe the draft's law; none of them = one-hot."""
     if draft is None or drafter is None or not _needs_law(state):
         return {}
-    return {
+    law = {
         "draft_logit": draft.logit,
         "draft_lse": draft.lse,
-        "draft_logits": draft.logits,
         "draft_temperature": state.host.draft_temperature,
+    }
+    if drafter.head.topk_support:
+        return law | {"support_ids": draft.support_ids, "support_logits": draft.support_logits}
+    return law | {
+        "draft_logits": draft.logits,
         "draft_to_target": drafter.head.draft_to_target,
     }
 

@@ -87,6 +87,9 @@ class DraftHead:
         Reduced draft vocabulary.
     w2_scale : array, shape (V_d,), float32, optional
         Row scales of an int8 ``w2``.
+    topk_support : int
+        Draft from the M largest base logits only; 0 = all. The law of the emitted tokens stays, the
+        acceptance may fall, and a round keeps M logits a draft instead of V_d.
     """
 
     w1: Array
@@ -98,6 +101,7 @@ class DraftHead:
     confidence_bias: float = 0.0
     draft_to_target: Array | None = None
     w2_scale: Array | None = None
+    topk_support: int = 0
 
 
 class Target(Protocol):

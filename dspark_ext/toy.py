@@ -144,6 +144,8 @@ class ToyDrafter:
         Reduced draft vocabulary.
     confidence : bool
         Whether there is a confidence head.
+    topk_support : int
+        Restrict the draft law to this many ids; 0 = all.
 
     Examples
     --------
@@ -161,6 +163,7 @@ class ToyDrafter:
         like: ToyTarget | None = None,
         draft_to_target: NDArray[np.int32] | None = None,
         confidence: bool = True,
+        topk_support: int = 0,
     ) -> None:
         rng = np.random.default_rng([seed, 2])
         columns = vocab_size if draft_to_target is None else len(draft_to_target)
@@ -184,6 +187,7 @@ class ToyDrafter:
             confidence_weight=rng.normal(size=size).astype(np.float32) if confidence else None,
             confidence_bias=0.5,
             draft_to_target=draft_to_target,
+            topk_support=topk_support,
         )
 
     def new_cache(self, num_pages: int, page_size: int) -> NDArray[np.int64]:

@@ -36,6 +36,9 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "draft_logit", &P::draft_logit);
   field(cls, "draft_lse", &P::draft_lse);
   field(cls, "draft_logits", &P::draft_logits);
+  field(cls, "support_ids", &P::support_ids);
+  field(cls, "support_logits", &P::support_logits);
+  field(cls, "support_size", &P::support_size);
   field(cls, "draft_dtype", &P::draft_dtype);
   field(cls, "draft_request_stride", &P::draft_request_stride);
   field(cls, "draft_slot_stride", &P::draft_slot_stride);

@@ -31,16 +31,23 @@ void check_outputs(dspark::Problems& problems, const Params* p) {
 }
 
 void check_draft_law(dspark::Problems& problems, const Params* p) {
-  const int given =
-      (p->draft_logit != nullptr) + (p->draft_lse != nullptr) + (p->draft_logits != nullptr);
+  const bool top_m = p->support_ids != nullptr || p->support_logits != nullptr;
+  DSPARK_REQUIRE(problems, !top_m || (p->support_ids != nullptr && p->support_logits != nullptr),
+                 "support_ids, support_logits: got one of them, expected both or none");
+  DSPARK_REQUIRE(problems, !top_m || p->draft_logits == nullptr,
+                 "draft_logits: got an array beside support_ids, expected one of the two laws");
+  const int given = (p->draft_logit != nullptr) + (p->draft_lse != nullptr) +
+                    (top_m || p->draft_logits != nullptr);
   DSPARK_REQUIRE(problems, given == 0 || given == 3,
-                 "draft_logit, draft_lse, draft_logits: got %d of them, expected all three (stored "
-                 "law) or none (one-hot)",
+                 "draft_logit, draft_lse, draft_logits (or support_ids, support_logits): got %d of "
+                 "them, expected all three (stored law) or none (one-hot)",
                  given);
   if (given == 0) return;
   dspark::check_float_dtype(problems, "draft_dtype", p->draft_dtype);
   const int32_t v_d = p->draft_vocab_size;
-  if (p->draft_to_target == nullptr) {
+  if (top_m) {
+    dspark::check_positive(problems, "support_size", p->support_size);
+  } else if (p->draft_to_target == nullptr) {
     DSPARK_REQUIRE(problems, v_d == p->vocab_size,
                    "draft_vocab_size: got %d, expected vocab_size %d without draft_to_target", v_d,
                    p->vocab_size);

@@ -145,19 +145,54 @@ int32_t bonus(Request& q, int32_t i) {
   return q.s.rule == DSPARK_RULE_TOKEN ? from_target(q, i, kBonusSegment) : target_choice(q, i);
 }
 
-enum class DraftLaw { kOneHot, kStored, kNone, kZero };
+enum class DraftLaw { kOneHot, kStored, kNone, kDisorder, kZero };
 
-bool has_column(const Params& p, int32_t token) {
-  if (p.draft_to_target == nullptr) return token < p.draft_vocab_size;
+// Columns of a list of M ids: strictly ascending in [0, V), then negative ones only. -1: it is
+// none.
+int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
+  int32_t n = 0;
+  while (n < size && ids[n] >= 0) ++n;
+  for (int32_t j = 0; j < n; ++j) {
+    if (ids[j] >= vocab || (j > 0 && ids[j] <= ids[j - 1])) return -1;
+  }
+  for (int32_t j = n; j < size; ++j) {
+    if (ids[j] >= 0) return -1;
+  }
+  return n;
+}
+
+bool has_column(const DraftRow& row, int32_t token) {
+  if (row.targets == nullptr) return token < row.vocab;
   int32_t lo = 0;
-  int32_t n = p.draft_vocab_size;
+  int32_t n = row.vocab;
   while (n > 0) {
     const int32_t half = n / 2;
-    const bool below = p.draft_to_target[lo + half] < token;
+    const bool below = row.targets[lo + half] < token;
     lo = below ? lo + half + 1 : lo;
     n = below ? n - half - 1 : half;
   }
-  return lo < p.draft_vocab_size && p.draft_to_target[lo] == token;
+  return lo < row.vocab && row.targets[lo] == token;
+}
+
+// A law on M ids is a law on a draft vocabulary of M columns that changes from slot to slot.
+DraftRow draft_row(const Request& q, int32_t i) {
+  const Params& p = q.p;
+  const int64_t at = q.r * p.gamma + i;
+  DraftRow row{};
+  row.dtype = p.draft_dtype;
+  row.temperature = static_cast<double>(q.s.draft_temperature);
+  row.lse = static_cast<double>(p.draft_lse[at]);
+  if (p.support_ids != nullptr) {
+    row.logits = advance(p.support_logits, p.draft_dtype, at * p.support_size);
+    row.targets = p.support_ids + at * p.support_size;
+    row.vocab = support_count(row.targets, p.support_size, p.vocab_size);
+  } else {
+    row.logits = advance(p.draft_logits, p.draft_dtype,
+                         q.r * p.draft_request_stride + i * p.draft_slot_stride);
+    row.targets = p.draft_to_target;
+    row.vocab = p.draft_vocab_size;
+  }
+  return row;
 }
 
 // The law that draft i was drawn from. A one-hot law reads nothing. A NaN anywhere in a stored row
@@ -165,24 +200,18 @@ bool has_column(const Params& p, int32_t token) {
 // the draft.
 DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, double* log_q) {
   const Params& p = q.p;
-  if (p.draft_logits == nullptr || q.s.draft_temperature == 0.0f) return DraftLaw::kOneHot;
-  const int64_t at = q.r * p.gamma + i;
-  float logit = p.draft_logit[at];
-  const float lse = p.draft_lse[at];
-  row->logits = advance(p.draft_logits, p.draft_dtype,
-                        q.r * p.draft_request_stride + i * p.draft_slot_stride);
-  row->targets = p.draft_to_target;
-  row->dtype = p.draft_dtype;
-  row->vocab = p.draft_vocab_size;
-  row->temperature = static_cast<double>(q.s.draft_temperature);
-  row->lse = static_cast<double>(lse);
-  if (logit != logit || lse != lse || draft_has_nan(q.lane, *row)) {
+  if (p.draft_logit == nullptr || q.s.draft_temperature == 0.0f) return DraftLaw::kOneHot;
+  const float logit = p.draft_logit[q.r * p.gamma + i];
+  *row = draft_row(q, i);
+  if (row->vocab < 0) return DraftLaw::kDisorder;
+  if (logit != logit || row->lse != row->lse || draft_has_nan(q.lane, *row)) {
     return DraftLaw::kNone;
   }
-  if (logit == -__builtin_inff() || !has_column(p, token)) return DraftLaw::kZero;
-  if (lse - lse != 0.0f) return DraftLaw::kNone;
-  if (logit > largest_finite(DSPARK_F32)) logit = largest_finite(DSPARK_F32);
-  *log_q = static_cast<double>(logit) / row->temperature - row->lse;
+  if (logit == -__builtin_inff() || !has_column(*row, token)) return DraftLaw::kZero;
+  if (row->lse - row->lse != 0.0) return DraftLaw::kNone;
+  const float largest = largest_finite(DSPARK_F32);
+  const double z = static_cast<double>(logit > largest ? largest : logit);
+  *log_q = z / row->temperature - row->lse;
   return DraftLaw::kStored;
 }
 
@@ -208,8 +237,9 @@ int32_t verify_token(Request& q, int32_t i, int32_t draft, int8_t* flag) {
     return bonus(q, i);
   }
   *flag = 0;
-  if (law == DraftLaw::kNone) {
-    q.status |= DSPARK_NAN_DRAFT | DSPARK_FORCED_REJECT;
+  if (law == DraftLaw::kNone || law == DraftLaw::kDisorder) {
+    q.status |= law == DraftLaw::kNone ? DSPARK_NAN_DRAFT : DSPARK_BAD_DRAFT_ID;
+    q.status |= DSPARK_FORCED_REJECT;
     return from_target(q, i, kResidualSegment);
   }
   const DraftRow* stored = law == DraftLaw::kStored ? &row : nullptr;

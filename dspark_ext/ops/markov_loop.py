@@ -437,8 +437,7 @@ def markov_loop(
     decides the argmax, the draw, ``logit`` and ``lse``, so a verifier that uses them sees the law
     the token was drawn from: the condition for losslessness. That holds for a law restricted by
     ``topk_support`` too: ``lse`` sums over the support, and the stored ``logits`` are -inf outside.
-    :func:`rejection_sample` takes such a draft as ``draft_logits`` (``store_logits=True``); it does
-    not read ``support_ids`` yet.
+    :func:`rejection_sample` takes such a draft as ``support_ids`` and ``support_logits``.
 
     The draw is a function of (seed, position, z) alone: batch slot, batch size, padding, threads
     and SIMD width do not change a token (contract, section 5). The confidence logit of slot k

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import INTS, Checker, View, full, is_torch, to_numpy, view
+from dspark_ext._arrays import FLOATS, INTS, Checker, View, full, is_torch, to_numpy, view
 from dspark_ext.results import Verification
 
 __all__ = ["RULES", "rejection_sample"]
@@ -24,9 +24,6 @@ _MISSING = {
     "output_counts": "penalties",
     "prompt_mask": "the repetition penalty",
     "min_tokens_left": "forbidding stop ids until a number of tokens is emitted",
-    "support_ids": "draft laws as lists of M ids (pass draft_logits, from markov_loop with "
-    "store_logits=True)",
-    "support_logits": "draft laws as lists of M ids (pass draft_logits)",
 }
 _SMALLEST_TEMPERATURE = np.float32(1e-3)
 _MAX_POSITION = 1 << 32
@@ -104,10 +101,11 @@ def rejection_sample(
     draft_logit, draft_lse : array, shape (R, gamma), float32, optional
         With ``draft_logits``: ``log q(x) = logit / T - lse`` of every draft.
     draft_logits : array, shape (R, gamma, >= V_d), float32, bfloat16 or float16, optional
-        The stored law. Without the three the law is one-hot: accepted with probability ``p(x)``.
-        A draft restricted by ``topk_support`` comes this way too, with -inf outside its support.
-    support_ids, support_logits
-        The law of a draft with ``topk_support`` as lists; not served yet, refused.
+        The stored law. Without a law the draft is one-hot: accepted with probability ``p(x)``.
+    support_ids, support_logits : array, shape (R, gamma, M), int32 and a float dtype, optional
+        In place of ``draft_logits``: the law as a list of M target ids in ascending order, negative
+        behind the last, and their logits; every other id has q = 0. ``markov_loop`` with
+        ``topk_support`` returns them. ``draft_to_target`` is not looked at: these are target ids.
     draft_temperature : array (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
     rule : str or array of codes (R,)
@@ -147,13 +145,14 @@ def rejection_sample(
     ArgumentError
         Lists every argument whose shape, dtype or range is wrong; nothing has been written.
     NotImplementedError
-        Rules ``block`` and ``synthetic``, penalties, ``min_tokens_left``, ``support_ids`` and
-        ``top_logprobs``, which later releases will serve.
+        Rules ``block`` and ``synthetic``, penalties, ``min_tokens_left`` and ``top_logprobs``,
+        which later releases will serve.
 
     Notes
     -----
     What only the data shows sets bits of ``status`` (:class:`dspark_ext.Status`). A NaN in the
-    stored law of a draft refuses that draft. A ``draft_len`` outside 0..gamma or beyond the
+    stored law of a draft refuses that draft, and so do ``support_ids`` out of order or out of range
+    (``BAD_DRAFT_ID``). A ``draft_len`` outside 0..gamma or beyond the
     request's rows is clamped and sets ``BAD_PARAM``. A row is read once, and rows behind the first
     rejection are never touched. The token depends on the seed, the position and the logits alone,
     not on the batch, its order, padding, threads or SIMD level.
@@ -308,13 +307,18 @@ class _Call:
         self.views["stop_ids"] = None if v is None else _narrow(v)
 
     def law(self) -> None:
-        """The law of the drafts: all three arrays, or none."""
+        """The law of the drafts: a full row, a list of ids, or neither."""
         check, given = self.check, self.given
-        names = ("draft_logit", "draft_lse", "draft_logits")
-        present = [name for name in names if given[name] is not None]
+        names = ["draft_logit", "draft_lse", "draft_logits"]
         top_m = given["support_ids"] is not None or given["support_logits"] is not None
-        if present and len(present) < 3 and not top_m:
-            check.fail(", ".join(names), f"only {', '.join(present)}", "all three or none")
+        if top_m:
+            names[2:] = ["support_ids", "support_logits"]
+            got = given["draft_logits"]
+            check.require(got is None, "draft_logits", got, "None beside support_ids: one law")
+        present = [name for name in names if given[name] is not None]
+        if present and len(present) < len(names):
+            expected = "all four or none" if top_m else "all three or none"
+            check.fail(", ".join(names), f"only {', '.join(present)}", expected)
         for name in names[:2]:
             self.views[name] = check.array(
                 name,
@@ -330,6 +334,14 @@ class _Call:
         if v is not None and v.shape[2] < self.draft_vocab:
             check.fail("draft_logits", f"{v.shape[2]} columns", f">= {self.draft_vocab} (V_d)")
         self.views["draft_logits"] = v
+        shape = ("R", "gamma", "M")
+        for name, dtypes in (("support_ids", ("int32",)), ("support_logits", FLOATS)):
+            self.views[name] = check.array(
+                name, given[name], shape, dtypes, optional=True, contiguous=True
+            )
+        if top_m:
+            size = check.sizes.get("M", 1)
+            check.require(size >= 1, "support_ids", f"{size} ids a slot", "at least 1")
 
     def _draft_ids(self, ids: Any) -> View | None:
         v = self.check.array("draft_to_target", ids, ("V_d",), INTS, optional=True)
@@ -414,6 +426,9 @@ class _Call:
             p.mask_request_stride = mask.strides[0] if len(mask.shape) == 3 else 0
         if bias is not None:
             p.logit_bias_stride = bias.strides[0]
+        support = v["support_logits"]
+        if support is not None:
+            p.draft_dtype, p.support_size = support.code, support.shape[2]
         if law is not None:
             p.draft_dtype = law.code
             p.draft_request_stride, p.draft_slot_stride = law.strides[0], law.strides[1]
@@ -430,10 +445,12 @@ class _Call:
             if name not in ("target_logits", "draft_tokens")
         }
         target, law = self.views["target_logits"], self.views["draft_logits"]
+        support = self.views["support_logits"]
         drafts = self.views["draft_tokens"]
         assert target is not None and drafts is not None
         if law is not None:
             values["draft_logits"] = to_numpy(law.array)[:, :, : self.draft_vocab]
+        law = support if law is None else law
         answer = _backend.reference("rejection_sampler", "rejection_sample")(
             to_numpy(target.array),
             to_numpy(drafts.array),

@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext.reference._arguments import active_mask, legal, legal_temperature, per_request
-from dspark_ext.reference.draft_law import DraftLaw, FullLaw, NoLaw, ZeroMass, read_law
+from dspark_ext.reference.draft_law import (
+    Disorder,
+    DraftLaw,
+    FullLaw,
+    NoLaw,
+    StoredLaw,
+    SupportLaw,
+    ZeroMass,
+    read_law,
+)
 from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET, Draws, draws_of
 from dspark_ext.reference.rounding import DType
 from dspark_ext.reference.sampler import Draw, argmax
@@ -61,8 +70,9 @@ def _verify_token(request: Request, row: TargetRow, i: int, draft: int) -> tuple
         law = read_law(
             request.law, request.draft_temperature, request.index, i, draft, request.vocab
         )
-    except NoLaw:
-        request.status |= int(Status.NAN_DRAFT | Status.FORCED_REJECT)
+    except NoLaw as reason:
+        bad = Status.BAD_DRAFT_ID if isinstance(reason, Disorder) else Status.NAN_DRAFT
+        request.status |= int(bad | Status.FORCED_REJECT)
         return False, request.from_target(row, i, RESIDUAL)
     log_p = float(row.law.log_prob()[draft])
     if log_p == -np.inf:
@@ -115,12 +125,22 @@ def _refuse_what_is_not_served(later: dict[str, Any], top_logprobs: int, rules: 
         raise NotImplementedError(f"rejection_sample: not implemented yet: {', '.join(missing)}")
 
 
-def _stored_law(logit: Any, lse: Any, logits: Any, to_target: Any, vocab: int, dtype: DType) -> Any:
-    given = [x is not None for x in (logit, lse, logits)]
+def _stored_law(
+    logit: Any, lse: Any, logits: Any, support: tuple[Any, Any], to_target: Any, vocab: int,
+    dtype: DType,
+) -> StoredLaw | None:  # fmt: skip
+    top_m = any(x is not None for x in support)
+    given = [x is not None for x in (logit, lse, *(support if top_m else (logits,)))]
     if not any(given):
         return None
-    if not all(given):
-        raise ValueError("draft_logit, draft_lse, draft_logits: expected all three or none")
+    if not all(given) or (top_m and logits is not None):
+        raise ValueError(
+            "draft_logit, draft_lse and one of draft_logits or (support_ids, support_logits): "
+            "expected all three or none"
+        )
+    if top_m:
+        ids, values = np.asarray(support[0], dtype=np.int64), np.asarray(support[1])
+        return SupportLaw(np.asarray(logit), np.asarray(lse), ids, values, dtype)
     columns = np.arange(vocab) if to_target is None else np.asarray(to_target, dtype=np.int64)
     return FullLaw(np.asarray(logit), np.asarray(lse), np.asarray(logits), columns, dtype)
 
@@ -278,6 +298,8 @@ def rejection_sample(
         Packed bits, 1 = allowed.
     draft_logit, draft_lse, draft_logits : array_like, (R, gamma), (R, gamma), (R, gamma, V_d)
         The stored law: all three, or none for one-hot.
+    support_ids, support_logits : array_like (R, gamma, M), optional
+        In place of draft_logits: ascending target ids, negative behind the last, and their logits.
     draft_temperature : array_like (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot.
     rule : str or array_like of codes (R,)
@@ -294,7 +316,7 @@ def rejection_sample(
         53-bit integers that replace the accept and inner draws of a row and make segment noise
         equal. Tests only.
     dtype, draft_dtype : {"f32", "bf16", "f16"}
-        Element types of ``target_logits`` and ``draft_logits``.
+        Element types of ``target_logits`` and of ``draft_logits`` or ``support_logits``.
     margin : ndarray, float64 (R, gamma + 1), optional
         Filled with the deciding margin of every emitted token.
     draws : sequence of Draws (R,), optional
@@ -308,7 +330,7 @@ def rejection_sample(
     Raises
     ------
     NotImplementedError
-        Penalties, min-tokens, top-M support, the rules block and synthetic, top_logprobs.
+        Penalties, min-tokens, the rules block and synthetic, top_logprobs.
     ValueError
         An unknown rule name; a law given in part.
 
@@ -321,7 +343,8 @@ def rejection_sample(
       only.
     * A NaN in draft_logit, draft_lse or anywhere in the row of draft_logits refuses the draft
       before the coin (flag 0, NAN_DRAFT and FORCED_REJECT); the token is from p with the
-      residual's kinds. An infinite lse is treated alike.
+      residual's kinds. An infinite lse is treated alike, and so is a list of ids that does not
+      ascend or leaves [0, V) (BAD_DRAFT_ID and FORCED_REJECT).
     * p(draft) = 0 is FORCED_REJECT with the residual. Both bits belong to the rule ``token``.
     * A row without mass refuses its draft under every rule and emits the lowest allowed id.
     * Only rows that emit a token are looked at, so only they set bits; NAN_TARGET looks at all V
@@ -349,8 +372,6 @@ def rejection_sample(
         "output_counts": output_counts,
         "prompt_mask": prompt_mask,
         "min_tokens_left": min_tokens_left,
-        "support_ids": support_ids,
-        "support_logits": support_logits,
     }
     logits = np.asarray(target_logits)
     drafts = np.asarray(draft_tokens, dtype=np.int64)
@@ -358,7 +379,10 @@ def rejection_sample(
     vocab = logits.shape[1] if vocab_size is None else int(vocab_size)
     rules = _rule_codes(rule, requests)
     _refuse_what_is_not_served(later, top_logprobs, rules)
-    law = _stored_law(draft_logit, draft_lse, draft_logits, draft_to_target, vocab, draft_dtype)
+    support = (support_ids, support_logits)
+    law = _stored_law(
+        draft_logit, draft_lse, draft_logits, support, draft_to_target, vocab, draft_dtype
+    )
     result = _empty(requests, gamma)
     status = result.status
     rules = legal(rules, np.isin(rules, _SERVED), RULES["greedy"], status)

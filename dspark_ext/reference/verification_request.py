@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark_ext.reference.draft_law import FullLaw
+from dspark_ext.reference.draft_law import StoredLaw
 from dspark_ext.reference.draws import Draws
 from dspark_ext.reference.philox import Kind
 from dspark_ext.reference.rounding import DType
@@ -51,7 +51,7 @@ class Request:
     stop_ids: frozenset[int]
     cap: int
     vocab: int
-    law: FullLaw | None
+    law: StoredLaw | None
     status: int = 0
     finish: int = 0
     tokens: list[int] = field(default_factory=list)

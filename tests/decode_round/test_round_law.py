@@ -75,7 +75,9 @@ def goodness(samples: list[list[int]], joint: np.ndarray) -> float:
 
 def law_of(schedule: str, backend: str, count: int, seed: int, **params: Any) -> float:
     target = ToyTarget(V, seed=seed, spread=1.0)
-    drafter = ToyDrafter(V, GAMMA, seed=seed, like=target)
+    drafter = ToyDrafter(
+        V, GAMMA, seed=seed, like=target, topk_support=params.pop("topk_support", 0)
+    )
     scheduler = SCHEDULES[schedule]()
     batch, samples = min(count, 250), []
     for first in range(0, count, batch):
@@ -105,6 +107,8 @@ def test_joint_law_on_the_reference(schedule: str, rng: np.random.Generator) -> 
         {"temperature": 1.5, "draft_temperature": 0.5},
         {"temperature": 1.0, "draft_temperature": 0.0},
         {"temperature": 1.0, "rule": "match"},
+        {"temperature": 1.0, "topk_support": 2},
+        {"temperature": 0.8, "topk_support": 3, "rule": "match"},
     ],
     ids=lambda p: "-".join(f"{k}={v}" for k, v in p.items()),
 )

@@ -86,7 +86,7 @@ class Round:
             self.w2,
             anchor=[1],
             temperature=t_draft,
-            store_logits=True,
+            store_logits="topk_support" not in self.draft,
             draws=[draws],
             **where,
             **self.draft,
@@ -94,7 +94,8 @@ class Round:
         drafted = tuple(int(x) for x in draft.tokens[0])
         claimed = t_draft if self.claimed_t_draft is None else self.claimed_t_draft
         # float64 lse, so that the equation is checked beyond float32
-        z = draft.logits / np.float64(np.float32(claimed or 1.0))
+        z = draft.logits if draft.support_ids is None else draft.support_logits
+        z = z / np.float64(np.float32(claimed or 1.0))
         lse = np.log(np.exp(z).sum(axis=2))
         out = rejection_sample(
             np.array([self.target[drafted[:i]] for i in range(self.length + 1)]),
@@ -106,13 +107,19 @@ class Round:
             rule=self.rule,
             draft_logit=draft.logit,
             draft_lse=lse,
-            draft_logits=draft.logits,
             draws=[draws],
-            **{k: v for k, v in self.draft.items() if k == "draft_to_target"},
+            **self.law(draft),
             **where,
             **self.verify,
         )
         return tuple(int(x) for x in out.tokens[0, : out.num_emitted[0]])
+
+    def law(self, draft: Any) -> dict[str, Any]:
+        """What verification is told about q."""
+        if draft.support_ids is not None:
+            return {"support_ids": draft.support_ids, "support_logits": draft.support_logits}
+        ids = {k: v for k, v in self.draft.items() if k == "draft_to_target"}
+        return {"draft_logits": draft.logits} | ids
 
     def ends(self, tokens: tuple[int, ...]) -> bool:
         return len(tokens) == GAMMA + 1 or bool(tokens and tokens[-1] in self.stops)
@@ -159,6 +166,13 @@ CASES = {
     "token-truncated-draft": {"draft": {"top_k": 2}},
     "token-nucleus-draft": {"draft": {"top_p": 0.5}},
     "token-reduced-vocabulary": {"columns": 2, "draft": {"draft_to_target": [0, 2]}},
+    "token-top-m": {"draft": {"topk_support": 2}},
+    "token-top-m-padded": {"t": 0.8, "draft": {"topk_support": 5}},
+    "token-top-m-truncated": {"draft": {"topk_support": 2, "top_p": 0.7}, "verify": {"top_k": 2}},
+    "token-top-m-reduced-vocabulary": {
+        "columns": 2,
+        "draft": {"draft_to_target": [0, 2], "topk_support": 1},
+    },
     "token-greedy-draft": {"t_draft": 0.0},
     "token-sampled-draft-as-one-hot": {"t_draft": 1.0, "claimed_t_draft": 0.0},
     "token-short": {"length": 1},

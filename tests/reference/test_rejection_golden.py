@@ -480,7 +480,6 @@ def test_empty_batch_and_inactive_rows() -> None:
         ({"rule": "block"}, "block"),
         ({"rule": "synthetic"}, "synthetic"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"support_ids": [[0]]}, "support_ids"),
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )

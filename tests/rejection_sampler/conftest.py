@@ -119,8 +119,23 @@ class _Maker:
             z[rng.integers(self.requests), rng.integers(self.gamma), rng.integers(len(ids))] = (
                 np.nan
             )
-        self.kwargs["draft_logits"] = z
+        if self.chance(0.3):
+            self.kwargs |= self.as_list(z, ids)
+        else:
+            self.kwargs["draft_logits"] = z
         return drafts
+
+    def as_list(self, z: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """The same law as lists of ids; some lists are out of order."""
+        rng = self.rng
+        listed = np.full((*z.shape[:2], len(ids) + int(rng.integers(0, 3))), -1, np.int32)
+        listed[..., : len(ids)] = ids
+        if self.chance(0.1):
+            slot = (rng.integers(self.requests), rng.integers(self.gamma))
+            listed[slot] = rng.permutation(listed[slot])
+        logits = np.full(listed.shape, np.nan, z.dtype)  # what is behind the last is not read
+        logits[..., : len(ids)] = z
+        return {"support_ids": listed, "support_logits": logits}
 
     def call(self) -> Call:
         rng = self.rng
@@ -164,7 +179,7 @@ def assert_like_reference() -> Callable[[Verification, Call], int]:
         target, drafts, kwargs = call
         name = {"float32": "f32", "float16": "f16"}
         margin = np.full((drafts.shape[0], drafts.shape[1] + 1), np.inf)
-        law = kwargs.get("draft_logits")
+        law = kwargs.get("draft_logits", kwargs.get("support_logits"))
         with np.errstate(all="ignore"):
             want = reference_sample(
                 target,

@@ -30,6 +30,12 @@ STORED = {
     "draft_lse": np.zeros((2, 3), np.float32),
     "draft_logits": np.zeros((2, 3, 40), np.float32),
 }
+LISTED = {
+    "draft_logit": np.zeros((2, 3), np.float32),
+    "draft_lse": np.zeros((2, 3), np.float32),
+    "support_ids": np.zeros((2, 3, 5), np.int32),
+    "support_logits": np.zeros((2, 3, 5), np.float32),
+}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,17 @@ STORED = {
             "draft_logits: got 39 columns",
         ),
         (STORED | {"draft_lse": np.zeros((2, 6), np.float32)[:, ::2]}, "draft_lse: got strides"),
+        (STORED | LISTED, "draft_logits: got .*, expected None beside support_ids"),
+        ({"support_ids": LISTED["support_ids"]}, "only support_ids, expected all four or none"),
+        (
+            LISTED | {"support_logits": np.zeros((2, 3, 4), np.float32)},
+            r"support_logits: got shape \[2, 3, 4\]",
+        ),
+        (LISTED | {"support_ids": np.zeros((2, 3, 5), np.int64)}, "support_ids: got int64"),
+        (
+            {k: v[..., :0] if v.ndim == 3 else v for k, v in LISTED.items()},
+            "support_ids: got 0 ids a slot, expected at least 1",
+        ),
         ({"draft_to_target": np.array([3, 3])}, "draft_to_target: got other values"),
         ({"draft_to_target": np.array([3, 40])}, r"strictly increasing ids in \[0, 40\)"),
         ({"debug_uniform": np.zeros((2, 3), np.uint64)}, "debug_uniform: got shape"),
@@ -134,7 +151,6 @@ def test_kinds_of_arrays_do_not_mix() -> None:
         ({"output_counts": 1}, "output_counts: penalties"),
         ({"prompt_mask": 1}, "prompt_mask: the repetition penalty"),
         ({"min_tokens_left": 1}, "min_tokens_left: forbidding stop ids"),
-        ({"support_ids": 1, "support_logits": 1}, "support_ids: draft laws"),
         ({"top_logprobs": 5}, "top_logprobs: lists"),
     ],
 )

@@ -173,6 +173,30 @@ def test_truncated_drafts(truncation: dict[str, Any]) -> None:
     assert p_value(wrong.tokens[:, 0], P8) < LEVEL
 
 
+def verify_list(p: np.ndarray, draft: Draft, **kwargs: Any) -> Verification:
+    """The draft's law as markov_loop's lists of ids."""
+    law = {"draft_logit": draft.logit, "draft_lse": draft.lse}
+    law |= {"support_ids": draft.support_ids, "support_logits": draft.support_logits}
+    return verify(p, None, draft, **(law | kwargs))
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 2}, {"draft_to_target": [1, 3, 4, 6]}], ids=str)
+def test_drafts_from_the_m_largest(extra: dict[str, Any]) -> None:
+    """A draft law on M ids: exact, and only the acceptance shows it."""
+    extra = {k: np.array(v) if isinstance(v, list) else v for k, v in extra.items()}
+    columns = extra.get("draft_to_target", np.arange(8))
+    draft = draft_from(log(Q8)[columns], 100_000, 2, vocab=8, topk_support=3, **extra)
+    assert len(np.unique(draft.tokens)) < 4
+    got = verify_list(log(P8), draft)
+    assert not got.status.any()
+    for j in range(3):
+        assert p_value(got.tokens[got.num_emitted > j, j], P8) > LEVEL
+    # control: the last member is left out of the list, so the residual has its mass too
+    short = np.where(np.arange(3) == 2, -1, draft.support_ids).astype(np.int32)
+    wrong = verify_list(log(P8), draft, support_ids=short)
+    assert p_value(wrong.tokens[:, 0], P8) < LEVEL
+
+
 def test_v7_a_greedy_drafts_law_is_one_hot() -> None:
     q, p = log([0.9, 0.1]), np.array([0.6, 0.4])
     draft = draft_from(q, 60_000, 1, temperature=0.0)

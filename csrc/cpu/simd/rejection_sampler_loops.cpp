@@ -209,8 +209,12 @@ void residual(const RowView& row, const DraftRow& draft, int32_t begin, int32_t 
       draft.targets == nullptr ? 0 : lower_column(draft.targets, draft.vocab, begin * kSegment);
   for (int32_t s = begin; s < end; ++s) {
     float z[kSegment], q[kSegment], w[kSegment];
+    // Without a column in the segment q is 0 there and p stays as it is: most segments of a top-M.
+    const bool untouched =
+        draft.targets != nullptr && (column == draft.vocab || draft.targets[column] / kSegment > s);
+    t.residual[s] = untouched ? t.sum[s] : 0.0f;
+    if (untouched) continue;
     load_draft(draft, s, &column, q);
-    t.residual[s] = 0.0f;
     if (t.max[s] == kNegInf) continue;
     segment(row, s, z);
     weigh(z, t.max[s], inverse, w);

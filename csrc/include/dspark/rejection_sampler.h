@@ -14,7 +14,8 @@
 // What the data does wrong sets bits of status[r] and never leads outside an array: an illegal
 // sampling parameter counts as off (T and rule: as greedy), draft_len is clamped to 0..gamma and to
 // the request's rows, a request without a row emits nothing. A draft id outside [0, V), or with
-// q = 0, ends the prefix and the token comes from p; a NaN in the stored law of a draft refuses it.
+// q = 0, ends the prefix and the token comes from p; a NaN in the stored law of a draft refuses it,
+// and so do support_ids that do not ascend or leave [0, V).
 // Rows behind the first rejection are not read.
 #ifndef DSPARK_REJECTION_SAMPLER_H_
 #define DSPARK_REJECTION_SAMPLER_H_
@@ -76,7 +77,11 @@ typedef struct dspark_rejection_sampler_params {
   const float* draft_logit;        ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
   const float* draft_lse;          ///< [R, gamma] lse of the draft law, or NULL
   const void* draft_logits;        ///< [R, gamma, V_d] stored z, or NULL
-  int32_t draft_dtype;             ///< f32, bf16 or f16
+  const int32_t* support_ids;      ///< [R, gamma, M] target ids that have mass, ascending, negative
+                                   ///< behind the last; in place of draft_logits, or NULL
+  const void* support_logits;      ///< [R, gamma, M] their z; with support_ids
+  int32_t support_size;            ///< M >= 1 with support_ids
+  int32_t draft_dtype;             ///< f32, bf16 or f16: of draft_logits or support_logits
   int64_t draft_request_stride;    ///< elements between requests of draft_logits
   int64_t draft_slot_stride;       ///< elements between slots of draft_logits
   const float* draft_temperature;  ///< [R] T of the draft, NULL = temperature; 0 = one-hot
