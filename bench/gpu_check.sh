@@ -78,7 +78,7 @@ report() {
   printf '%s: %d s\n' "$results/gpu_check.json" "$SECONDS"
 }
 
-parts=(build conformance kernels constants markov_loop sanitizer)
+parts=(build wrappers conformance kernels constants markov_loop sanitizer)
 why=
 query=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
 gpu=${query%,*}
@@ -114,9 +114,15 @@ export PYTHONPATH=$site
 
 # Warnings of the libraries of this machine are not what is tested; -k cuda: on the device only.
 tests=("$python" -m pytest -q -c "$root/pyproject.toml" -W default -p no:cacheprovider -k cuda)
-[ -f "$root/tests/simt/test_conformance.py" ] \
-  && part conformance 60 "${tests[@]}" "$root/tests/simt/test_conformance.py" \
-  || note conformance skipped 0 "tests/simt/test_conformance.py is not there"
+nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+arch=${archs%-real}
+library=$work/libdspark_conformance.so  # of the kernels that the emulation is compared with
+part wrappers 90 "$nvcc" -shared -Xcompiler=-fPIC -std=c++17 -fmad=false --threads 4 \
+  "-gencode=arch=compute_$arch,code=sm_$arch" -I "$root/csrc" -I "$root/csrc/include" \
+  -I "$root/tests" -o "$library" "$root"/tests/simt/conformance*.cu "$root"/csrc/cuda/prim/*.cu \
+  "$root/csrc/core/problems.cpp"
+part conformance 60 env "DSPARK_CONFORMANCE=$library" "${tests[@]}" \
+  "$root/tests/simt/test_conformance.py"
 part kernels 120 "${tests[@]}" --maxfail=20 "$root/tests/confidence" "$root/tests/markov_loop"
 part constants 60 "$python" "$root/bench/constants/measure.py" --limit 55 \
   --save "$results/constants.json"
