@@ -103,7 +103,7 @@ dspark_status device_limits(DeviceLimits* limits) {
   limits->shared_bytes_per_block = shared_bytes_per_block();
   limits->major = capability() / 10;
   limits->minor = capability() % 10;
-  limits->cooperative = true;
+  limits->cooperative = from_environment("DSPARK_SIMT_COOPERATIVE", 1) == 1;  // 2: no
   return ok_status();
 }
 

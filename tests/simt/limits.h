@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The emulated device: DSPARK_SIMT_SMS multiprocessors (default 6) of compute capability
-// DSPARK_SIMT_CAPABILITY (default 90).
+// DSPARK_SIMT_CAPABILITY (default 90); DSPARK_SIMT_COOPERATIVE=2: without cooperative launches.
 #ifndef DSPARK_TESTS_SIMT_LIMITS_H_
 #define DSPARK_TESTS_SIMT_LIMITS_H_
 
