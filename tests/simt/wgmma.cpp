@@ -53,12 +53,15 @@ struct TensorCores {
 
   ~TensorCores() {
     for (const Queue& queue : queues) {
-      if (queue.groups.empty() && queue.open.empty()) continue;
-      const Wgmma& left = queue.open.empty() ? queue.groups.front().front() : queue.open.front();
-      grid.report("a block ends with a wgmma that nobody waited for, issued at " +
-                  std::string(left.site.file_name()) + ":" + std::to_string(left.site.line()));
-      return;
+      for (const auto& group : queue.groups) report_left(group);
+      report_left(queue.open);
     }
+  }
+
+  void report_left(const std::vector<Wgmma>& operations) {
+    if (operations.empty()) return;
+    const Site site = operations.front().site;
+    grid.report("a block ends with a wgmma that nobody waited for, issued at " + place(site));
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include "core/macros.h"
 #include "core/sampler.h"
+#include "cuda/prim/bulk.h"
 #include "dspark/markov_loop.h"
 
 namespace dspark::cuda::markov {
@@ -31,7 +32,7 @@ constexpr int32_t kSlotBytes = kSegment * 128;  // 128 rows of 128 bytes
 constexpr int32_t kVectorPadding = 8;           // elements behind an r-vector
 
 /// Who computes the dot products; tile_<source>.cuh.
-enum class Source : int32_t { kScalar, kMma };
+enum class Source : int32_t { kScalar, kMma, kWgmma };
 
 /// How a launch is cut. Filled by config.h, a pure function of the problem and the device.
 struct Config {
@@ -121,6 +122,7 @@ struct Args {
   Workspace work;
   uint32_t phases;
   int32_t first_step, last_step;  // steps [first, last) of this launch, from 0
+  prim::TensorMap w2_map;         // W2 for copies in boxes (wgmma)
 };
 
 }  // namespace dspark::cuda::markov

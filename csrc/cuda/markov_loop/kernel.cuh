@@ -32,6 +32,7 @@
 #include "cuda/markov_loop/exchange.cuh"
 #include "cuda/markov_loop/heads.cuh"
 #include "cuda/markov_loop/steps.cuh"
+#include "cuda/markov_loop/tile_source.h"
 
 namespace dspark::cuda::markov {
 
@@ -99,8 +100,7 @@ __device__ __forceinline__ void run_step(const Args& args, const Shared& s, int3
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kThreads, 1)
-    markov_loop_kernel(const __grid_constant__ Args args) {
+__device__ __forceinline__ void run_launch(const Args& args) {
   DSPARK_DYNAMIC_SHARED(memory);
   const Shared s = carve_shared(memory, args.config, args.p.num_requests);
   const bool start = (args.phases & kStart) != 0;
@@ -121,6 +121,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   flush_status(args.p, s, rows);
   if ((args.phases & kScore) != 0) source.close();
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads, 1)
+    markov_loop_kernel(const __grid_constant__ Args args) {
+  if constexpr (kCompiled<Source>) run_launch<Source>(args);
 }
 
 }  // namespace dspark::cuda::markov

@@ -5,7 +5,9 @@
 #include "core/families.h"
 #include "core/problems.h"
 #include "cuda/markov_loop/config.h"
+#include "cuda/markov_loop/config_wgmma.h"
 #include "cuda/markov_loop/kernel.cuh"
+#include "cuda/markov_loop/kernel_wgmma.h"
 #include "cuda/markov_loop/tile_mma.cuh"
 #include "cuda/markov_loop/tile_scalar.cuh"
 #include "cuda/markov_loop/topk.h"
@@ -45,12 +47,12 @@ Params slice(const Params& all, int64_t first, int32_t count) {
   return p;
 }
 
-using Kernel = void (*)(Args);
-
 // Every kernel of the family.
-Kernel kernel_of(const Config& c) {
+markov::Kernel kernel_of(const Args& args) {
   using namespace markov;
+  const Config& c = args.config;
   if (c.source == Source::kScalar) return markov_loop_kernel<ScalarSource>;
+  if (c.source == Source::kWgmma) return wgmma_kernel(args.p.w2_dtype);
   if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
   if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;
   return markov_loop_kernel<MmaSource<32>>;
@@ -66,7 +68,7 @@ dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t la
   launch.shared_bytes = args.config.shared_bytes;
   launch.stream = stream;
   launch.cooperative = args.config.cooperative;
-  return prim::launch("markov_loop", kernel_of(args.config), launch, args);
+  return prim::launch("markov_loop", kernel_of(args), launch, args);
 }
 
 // One block of requests.
@@ -117,7 +119,9 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
     const int64_t left = p.num_requests - first;
     count = static_cast<int32_t>(left < markov::kMaxRows ? left : markov::kMaxRows);
     Args args{};
-    if (!markov::choose_config(args.config, slice(p, first, count), device, &count)) {
+    const Params rest = slice(p, first, count);
+    if (!markov::choose_wgmma_config(args.config, rest, device, &count) &&
+        !markov::choose_config(args.config, rest, device, &count)) {
       DSPARK_SUPPORTED(problems, false,
                        "rank: got %d; %d bytes of shared memory hold no vector of that length",
                        p.rank, device.shared_bytes_per_block);
@@ -125,7 +129,8 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
     }
     args.p = slice(p, first, count);
     args.work = markov::carve(p, scratch);
-    status = run(args, stream);
+    if (args.config.source == markov::Source::kWgmma) status = markov::describe_w2(args);
+    if (status.code == DSPARK_OK) status = run(args, stream);
   }
   return status;
 }

@@ -17,10 +17,14 @@ constexpr float kMinusInf = -__builtin_inff();
 
 /// Champions are kept per row, or per (warp, row) while there are fewer rows than warps.
 DSPARK_HD int32_t num_entries(int32_t rows) { return rows <= kWarps ? kWarps * kWarps : rows; }
+/// Room for the entries of any number of active ones among `requests`.
+DSPARK_HD int32_t max_entries(int32_t requests) {
+  return requests < kWarps * kWarps ? kWarps * kWarps : requests;
+}
 
 /// Bytes of Shared behind the source's memory.
 inline uint32_t shared_record_bytes(int32_t rows, int32_t pairs) {
-  return static_cast<uint32_t>(pairs * kBiasStride * 4 + num_entries(rows) * 16 + rows * 24 + 128);
+  return static_cast<uint32_t>(pairs * kBiasStride * 4 + max_entries(rows) * 16 + rows * 24 + 128);
 }
 
 struct Shared {
@@ -42,8 +46,8 @@ __device__ __forceinline__ Shared carve_shared(unsigned char* memory, const Conf
   Shared s;
   s.source = memory;
   s.best_key = reinterpret_cast<uint64_t*>(memory + c.source_bytes);
-  s.best_pick = s.best_key + num_entries(rows);
-  s.u53 = s.best_pick + num_entries(rows);
+  s.best_pick = s.best_key + max_entries(rows);
+  s.u53 = s.best_pick + max_entries(rows);
   s.scratch = reinterpret_cast<double*>(s.u53 + rows);
   s.previous = reinterpret_cast<int32_t*>(s.scratch + kWarps);
   s.temperature = reinterpret_cast<float*>(s.previous + rows);

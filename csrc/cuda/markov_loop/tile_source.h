@@ -63,4 +63,13 @@
 #include "cuda/markov_loop/shared.cuh"
 #include "cuda/markov_loop/vectors.cuh"
 
+namespace dspark::cuda::markov {
+
+/// Whether this compilation's architecture has the instructions of a source; without them the
+/// kernel is empty. The host's choice never comes there.
+template <class Source>
+constexpr bool kCompiled = true;
+
+}  // namespace dspark::cuda::markov
+
 #endif  // DSPARK_CUDA_MARKOV_LOOP_TILE_SOURCE_H_

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tile source for Hopper: W2 by tensor copies, products by wgmma (bf16 or f16 W2, r % 64 == 0).
+//
+// W2 as A: a segment is 128 ids, 64 for each of the two warpgroups. The r-vectors as B: N = 8, 16,
+// 32 or 64 of them, stored once a step in the layout that wgmma reads. W2 moves in boxes of 128 ids
+// by 64 columns, 16 KB each, one copy instruction a box. A CTA's boxes are numbered segment by
+// segment; the first `slots - ring` stay in shared memory over all steps, the others pass through
+// the ring:
+//
+//   * even steps go forwards through the CTA's segments, odd steps backwards. Box b always lies in
+//     slot (b - resident) % ring of the ring, so at the turn the last `ring` boxes are already
+//     there and no copy is made: the ring too counts as resident. A step reads n - slots of its n
+//     boxes.
+//   * what the turn leaves is read in the reverse order of the last step, so L2 holds the most
+//     recent part of it even where W2 exceeds L2. Copies are marked evict_last, in a launch's last
+//     step evict_first.
+//   * a box is free when both warpgroups have waited for their wgmma: one arrival a warp on the
+//     slot's `empty` mbarrier, awaited by the one thread that makes copies. A producer warp of its
+//     own would wait for the same arrivals and bring nothing: the thread waits while the next box's
+//     wgmma are under way, and the ring's other boxes keep the copy engine busy.
+//
+// The order of a sum is: columns by 64, within them the parts of the vector, then columns by 16.
+// It depends on r and the number of parts alone, so this source serves every number of requests. A
+// second path for few of them would be no faster: with N = 8 a step reads each box from shared
+// memory once (128 bytes a clock: 2.6 us at V = 151,936, r = 256 in bf16), as ldmatrix would, and
+// waits for L2 anyway.
+//
+// Prediction, no measurement (H200 model: 132 SMs, L2 to SM 6 TB/s): V = 151,936, r = 256, bf16,
+// vanilla, n = 36 boxes a CTA, us a step without the exchange's 1.2:
+//   R <= 8   12 slots, 24 boxes from L2 = 51.9 MB: 8.7       R = 32   11 slots, 54.1 MB: 9.0
+//   R = 64   10 slots, 56.2 MB: 9.4                          R = 128   8 slots, 60.6 MB: 10.1
+// while tensor cores take 0.8, 3.2, 6.3 and 12.6 and the epilogue adds its own (kernel.cuh). At
+// V = 49,152 all of W2 is resident (12 boxes): the smem pass of 0.9 us and the exchange remain.
+#ifndef DSPARK_CUDA_MARKOV_LOOP_TILE_WGMMA_CUH_
+#define DSPARK_CUDA_MARKOV_LOOP_TILE_WGMMA_CUH_
+
+#include "cuda/markov_loop/config_wgmma.h"
+#include "cuda/markov_loop/parts.cuh"
+#include "cuda/markov_loop/tile_source.h"
+#include "cuda/prim/bulk.h"
+#include "cuda/prim/mbarrier.h"
+#include "cuda/prim/wgmma.h"
+
+namespace dspark::cuda::markov {
+
+template <int32_t kDtype>
+class WgmmaSource;
+
+template <int32_t kDtype>
+constexpr bool kCompiled<WgmmaSource<kDtype>> = DSPARK_HAS_WGMMA != 0;
+
+template <int32_t kDtype>
+class WgmmaSource {
+ public:
+  __device__ WgmmaSource(const Args& args, const Shared& shared, int32_t rows)
+      : args_(args),
+        s_(shared),
+        first_(first_segment(args.config, blockIdx.x)),
+        owned_(first_segment(args.config, blockIdx.x + 1) - first_),
+        chunks_(args.p.rank / kChunkColumns),
+        resident_(args.config.slots - args.config.ring) {
+    const int32_t groups = (args.p.num_requests + args.config.group - 1) / args.config.group;
+    (void)rows;  // the layout follows the requests, as the host's does
+    full_ = reinterpret_cast<uint64_t*>(vectors(groups));
+    empty_ = full_ + args.config.slots;
+    scales_ = reinterpret_cast<float*>(empty_ + args.config.slots);
+  }
+
+  __device__ void open() {
+    forward_ = args_.first_step % 2 == 0;
+    // Columns without a request are multiplied too; nobody reads their sums.
+    uint4* operand = reinterpret_cast<uint4*>(vectors(0));
+    for (int32_t i = threadIdx.x; operand + i < reinterpret_cast<uint4*>(full_); i += kThreads) {
+      operand[i] = make_uint4(0, 0, 0, 0);
+    }
+    if (threadIdx.x != 0) return;
+    prim::prefetch_tensor_map(args_.w2_map);
+    for (int32_t slot = 0; slot < args_.config.slots; ++slot) {
+      prim::mbarrier_init(full_ + slot, 1);
+      prim::mbarrier_init(empty_ + slot, kWarps);
+    }
+    prim::mbarrier_init_fence();
+    for (int32_t box = 0; box < resident_ && box < boxes(); ++box) copy(box);
+    for (int32_t i = 0; i < args_.config.ring && resident_ + i < boxes(); ++i) {
+      copy(forward_ ? resident_ + i : boxes() - 1 - i);
+    }
+  }
+
+  __device__ void begin_step(int32_t step) {
+    forward_ = step % 2 == 0;
+    last_step_ = step + 1 == args_.last_step;
+    stored_ = 0;
+    group_ = 0;
+  }
+
+  __device__ int32_t segment(int32_t position) const {
+    return first_ + (forward_ ? position : owned_ - 1 - position);
+  }
+
+  // Every group has a place of its own, so that a step stores its vectors once.
+  __device__ void load_vectors(int32_t first_row, int32_t count) {
+    const int32_t group = first_row / args_.config.group;
+    if ((stored_ >> group & 1u) != 0) return;
+    stored_ |= 1u << group;
+    if (args_.config.direct) {
+      copy_rows(first_row, count, vectors(group));
+    } else {
+      split_rows(first_row, count, vectors(group), scales_ + group * args_.config.group);
+    }
+  }
+
+  // wgmma reads the vectors through the async proxy.
+  __device__ void vectors_ready() { prim::fence_proxy_async(); }
+
+  __device__ void dots(int32_t position, int32_t segments, int32_t count, bool last) {
+    scored_group_ = group_;
+    group_ = last ? 0 : group_ + 1;
+    for (int32_t k = 0; k < segments; ++k) {
+      const int32_t local = segment(position + k) - first_;
+      float* out = s_.bias + k * count * kBiasStride;
+      if (args_.config.group == 8) multiply<8>(local, count, last, out);
+      if (args_.config.group == 16) multiply<16>(local, count, last, out);
+      if (args_.config.group == 32) multiply<32>(local, count, last, out);
+      if (args_.config.group == 64) multiply<64>(local, count, last, out);
+    }
+  }
+
+  __device__ void end_pass(int32_t, int32_t) {}
+
+  __device__ float bias(float word, int32_t i, int32_t) const {
+    if (kDtype == DSPARK_BF16 || args_.config.direct) return word;
+    return word * scales_[scored_group_ * args_.config.group + i];
+  }
+
+  // Every copy has been waited for if the steps were done; a launch may have had none.
+  __device__ void close() {
+    for (int32_t slot = 0; slot < args_.config.slots && slot < boxes(); ++slot) {
+      prim::mbarrier_wait(full_ + slot, loads_ >> slot & 1u);
+    }
+  }
+
+ private:
+  __device__ int32_t boxes() const { return owned_ * chunks_; }
+  __device__ int32_t slot_of(int32_t box) const {
+    return box < resident_ ? box : resident_ + (box - resident_) % args_.config.ring;
+  }
+  __device__ unsigned char* vectors(int32_t group) const {
+    return s_.source + args_.config.slots * kSlotBytes +
+           group * wgmma_group_bytes(args_.config, args_.p);
+  }
+
+  // Thread 0: the box's columns and ids to its slot.
+  __device__ void copy(int32_t box) {
+    const int32_t slot = slot_of(box);
+    const int32_t local = box / chunks_;
+    prim::mbarrier_expect(full_ + slot, kSlotBytes);
+    prim::tensor_load_2d(s_.source + slot * kSlotBytes, args_.w2_map, full_ + slot,
+                         (box - local * chunks_) * kChunkColumns, (first_ + local) * kSegment,
+                         last_step_ ? prim::CacheHint::kEvictFirst : prim::CacheHint::kEvictLast);
+  }
+
+  // This warp has read a box; when all have, the box that takes its place is copied.
+  __device__ __forceinline__ void free(int32_t box) {
+    const int32_t next = forward_ ? box + args_.config.ring : box - args_.config.ring;
+    if (box < resident_ || next < resident_ || next >= boxes()) return;
+    const int32_t slot = slot_of(box);
+    if (threadIdx.x % 32 == 0) prim::mbarrier_arrive(empty_ + slot);
+    if (threadIdx.x == 0) {
+      prim::mbarrier_wait(empty_ + slot, loads_ >> slot & 1u);
+      copy(next);
+    }
+    __syncwarp();
+    loads_ ^= 1u << slot;
+  }
+
+  template <int N>
+  static __device__ __forceinline__ void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    if constexpr (kDtype == DSPARK_BF16) {
+      prim::wgmma_bf16<N>(d, a, b);
+    } else {
+      prim::wgmma_f16<N>(d, a, b);
+    }
+  }
+
+  // One segment against the group's vectors.
+  template <int N>
+  __device__ __forceinline__ void multiply(int32_t local, int32_t count, bool last, float* out) {
+    const int32_t half = threadIdx.x / 128;
+    float d[N / 2] = {};
+    for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
+      const int32_t box = local * chunks_ + chunk;
+      const int32_t slot = slot_of(box);
+      prim::mbarrier_wait(full_ + slot, loads_ >> slot & 1u);
+      prim::wgmma_fence();
+      const uint64_t a =
+          prim::wgmma_descriptor(s_.source + slot * kSlotBytes + half * (kSlotBytes / 2));
+      for (int32_t part = 0; part < args_.config.parts; ++part) {
+        const uint64_t b = prim::wgmma_descriptor(
+            vectors(scored_group_) + (part * chunks_ + chunk) * N * prim::kBoxRowBytes);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; ++k) {
+          multiply_add<N>(d, prim::wgmma_advance(a, 32 * k), prim::wgmma_advance(b, 32 * k));
+        }
+      }
+      prim::wgmma_commit();
+      if (last && chunk > 0) {
+        prim::wgmma_wait<1>();  // the box before has been read
+        free(box - 1);
+      }
+    }
+    prim::wgmma_wait<0>();
+    prim::wgmma_hold(d);
+    if (last) free(local * chunks_ + chunks_ - 1);
+    const int32_t lane = threadIdx.x % 32;
+    const int32_t id = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int32_t e = 0; e < N / 2; ++e) {
+      const int32_t column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+      if (column < count) out[column * kBiasStride + id + e / 2 % 2 * 8] = d[e];
+    }
+  }
+
+  // Where 16-byte piece `piece` of a vector's row lies in the group's operand: [part, chunk, row].
+  __device__ __forceinline__ unsigned char* place(unsigned char* operand, int32_t part, int32_t row,
+                                                  int32_t piece) const {
+    const int32_t chunk = part * chunks_ + piece / 8;
+    return operand + (chunk * args_.config.group + row) * prim::kBoxRowBytes +
+           ((piece ^ row) % 8) * 16;
+  }
+
+  // Rows of W1 as they are: same dtype as W2, 16-byte aligned.
+  __device__ void copy_rows(int32_t first_row, int32_t count, unsigned char* operand) {
+    const Params& p = args_.p;
+    const int32_t pieces = p.rank / 8;
+    for (int32_t i = threadIdx.x; i < count * pieces; i += kThreads) {
+      const int32_t n = i / pieces, piece = i - n * pieces;
+      const int32_t id = s_.previous[first_row + n];
+      uint4 value = make_uint4(0, 0, 0, 0);
+      if (known(p, id)) {
+        const uint16_t* row = static_cast<const uint16_t*>(p.w1) + id * p.w1_stride;
+        value = reinterpret_cast<const uint4*>(row)[piece];
+      }
+      *reinterpret_cast<uint4*>(place(operand, 0, n, piece)) = value;
+    }
+  }
+
+  // Other vectors, a warp a row: two elements of each 64 a lane.
+  __device__ void split_rows(int32_t first_row, int32_t count, unsigned char* operand,
+                             float* scales) {
+    const int32_t lane = threadIdx.x % 32;
+    for (int32_t n = threadIdx.x / 32; n < count; n += kWarps) {
+      float scale = 1.0f;
+      if constexpr (kDtype == DSPARK_F16) scale = row_scale(first_row + n, scales + n);
+      for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
+        const int32_t j = chunk * kChunkColumns + 2 * lane;
+        float x = scale * vector_element(args_, s_, first_row + n, j);
+        float y = scale * vector_element(args_, s_, first_row + n, j + 1);
+        for (int32_t part = 0; part < args_.config.parts; ++part) {
+          const uint32_t low = take_part<kDtype>(x);
+          const uint32_t pair = static_cast<uint32_t>(take_part<kDtype>(y)) << 16 | low;
+          unsigned char* piece = place(operand, part, n, chunk * 8 + lane / 4);
+          *reinterpret_cast<uint32_t*>(piece + lane % 4 * 4) = pair;
+        }
+      }
+    }
+  }
+
+  // The factor of a row's vector; its inverse is for bias(). One warp.
+  __device__ float row_scale(int32_t row, float* inverse) const {
+    uint32_t largest = 0;
+    for (int32_t j = threadIdx.x % 32; j < args_.p.rank; j += 32) {
+      const uint32_t bits = bits_f32(vector_element(args_, s_, row, j)) & 0x7fffffffu;
+      if (bits < 0x7f800000u && bits > largest) largest = bits;
+    }
+    const float scale = f16_scale(__reduce_max_sync(~0u, largest));
+    if (threadIdx.x % 32 == 0) *inverse = 1.0f / scale;
+    return scale;
+  }
+
+  const Args& args_;
+  const Shared& s_;
+  const int32_t first_, owned_;  // segments of this CTA
+  const int32_t chunks_;         // boxes of a segment
+  const int32_t resident_;       // boxes that stay
+  uint64_t* full_;               // [slots] a box has landed
+  uint64_t* empty_;              // [slots] all warps have read it
+  float* scales_;                // [groups, group] f16: what a dot product is multiplied by
+  uint32_t loads_ = 0;           // bit s: parity of the copies that slot s has had
+  uint32_t stored_ = 0;          // bit g: group g's vectors of this step are stored
+  int32_t group_ = 0;            // of the next dots()
+  int32_t scored_group_ = 0;     // of the last
+  bool forward_ = true;
+  bool last_step_ = false;
+};
+
+}  // namespace dspark::cuda::markov
+
+#endif  // DSPARK_CUDA_MARKOV_LOOP_TILE_WGMMA_CUH_
