@@ -18,7 +18,8 @@ On a CPU
               bound on a CPU is the pass over W2, whatever the number of requests
 
 On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the last replay's data.
-    op        sampled, greedy, an int8 W2, the law over the 64 largest base logits
+    op        sampled, greedy, an int8 W2, the law over the 64 largest base logits; wgmma is left
+              out in mma, and that too in scalar (DSPARK_MARKOV_LOOP_SOURCE)
     chain     embed, product, add, noise, argmax, log-probability; compile: the same through
               torch.compile
     GB/s      W2 once a step and U once, over the warm time: more than the memory's bandwidth where
@@ -28,6 +29,7 @@ On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -66,6 +68,7 @@ FULL = [
     (8, 151_936, RANK, "bfloat16", 50, 1.0),
     (8, 151_936, RANK, "bfloat16", 0, 0.95),
 ]
+SOURCE = "DSPARK_MARKOV_LOOP_SOURCE"
 COMPILED = [(1, 151_936), (32, 151_936)]  # each takes the compiler half a minute
 
 Rows = list[dict[str, Any]]
@@ -149,7 +152,24 @@ def contenders_gpu(requests: int, vocab: int, seed: int) -> dict[str, Callable[[
     }
     if (requests, vocab) in COMPILED:
         calls["compile"] = torch.compile(race(p, TEMPERATURE), dynamic=False)
+    if requests > 32:
+        del calls["op greedy"], calls["chain greedy"]  # the arithmetic of sampling is what grows
+    for source in ("mma", "scalar") if requests <= 32 else ("mma",):
+        calls[f"op {source}"] = by_source(source, calls["op"])
     return calls
+
+
+def by_source(source: str, call: Callable[[], object]) -> Callable[[], object]:
+    """The same call with the faster sources of dot products held back."""
+
+    def run() -> object:
+        os.environ[SOURCE] = source
+        try:
+            return call()
+        finally:
+            del os.environ[SOURCE]
+
+    return run
 
 
 def measure_gpu(requests: int, vocab: int, seed: int, problems: list[str]) -> Rows:

@@ -238,3 +238,16 @@ def test_forced_uniforms(requests: int, w2: str, backend: str, rng: np.random.Ge
 def test_more_requests_than_one_launch_takes(backend: str, rng: np.random.Generator) -> None:
     case = random_case(rng, 600, 1, 150, 16, base="bf16", w1="bf16", w2="bf16", grid=True)
     assert_twins(run(case, backend), dx.markov_loop(**case))
+
+
+def test_faster_sources_can_be_held_back(
+    rng: np.random.Generator, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For benches. The scalar source adds in the CPU's order, tensor cores in another one."""
+    case = random_case(rng, 3, rank=64, w1="bf16", w2="bf16")
+    twin = dx.markov_loop(**case, backend="cpu")
+    same = {}
+    for source in ("scalar", "mma", "any"):
+        monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", source)
+        same[source] = torch.equal(run(case, backend).logits, twin.logits)
+    assert same == {"scalar": True, "mma": False, "any": False}

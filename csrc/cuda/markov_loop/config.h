@@ -4,6 +4,9 @@
 #ifndef DSPARK_CUDA_MARKOV_LOOP_CONFIG_H_
 #define DSPARK_CUDA_MARKOV_LOOP_CONFIG_H_
 
+#include <cstdlib>
+#include <cstring>
+
 #include "cuda/markov_loop/args.h"
 #include "cuda/markov_loop/shared.cuh"
 #include "cuda/prim/launch.h"
@@ -66,11 +69,20 @@ inline bool aligned_16(const void* data, int64_t stride_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
+/// Whether a source may be chosen. For benches and tests, DSPARK_MARKOV_LOOP_SOURCE in the
+/// environment holds back what is faster: "mma" leaves out wgmma, "scalar" both.
+inline bool allowed(Source source) {
+  const char* most = std::getenv("DSPARK_MARKOV_LOOP_SOURCE");
+  if (most == nullptr) return true;
+  if (std::strcmp(most, "mma") == 0) return source != Source::kWgmma;
+  return std::strcmp(most, "scalar") != 0;
+}
+
 /// Whether tile_mma.cuh can read this W2.
 inline bool serves_mma(const Params& p, const prim::DeviceLimits& device) {
   const bool half = p.w2_dtype == DSPARK_BF16 || p.w2_dtype == DSPARK_F16;
-  return device.major >= 8 && half && p.rank % 16 == 0 && p.rank <= kMaxMmaRank &&
-         aligned_16(p.w2, p.w2_stride * 2);
+  return allowed(Source::kMma) && device.major >= 8 && half && p.rank % 16 == 0 &&
+         p.rank <= kMaxMmaRank && aligned_16(p.w2, p.w2_stride * 2);
 }
 
 /// Slots, ring and batch with `group` rows a tile; false when the tiles of a pass do not fit.

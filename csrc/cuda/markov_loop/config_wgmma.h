@@ -26,8 +26,8 @@ DSPARK_HD int32_t wgmma_group_bytes(const Config& c, const Params& p) {
 /// Whether W2 can be read by tensor copies and multiplied by wgmma.
 inline bool serves_wgmma(const Params& p, const prim::DeviceLimits& device) {
   const bool half = p.w2_dtype == DSPARK_BF16 || p.w2_dtype == DSPARK_F16;
-  return device.major == 9 && device.minor == 0 && half && p.rank % kChunkColumns == 0 &&
-         aligned_16(p.w2, p.w2_stride * 2);
+  return allowed(Source::kWgmma) && device.major == 9 && device.minor == 0 && half &&
+         p.rank % kChunkColumns == 0 && aligned_16(p.w2, p.w2_stride * 2);
 }
 
 // What a vector is made of.
