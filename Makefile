@@ -9,6 +9,7 @@
 #   make dev       build the extension in the tree (no install): then PYTHONPATH=.:python
 #   make lint      check format and lint          make format    apply the format
 #   make simt      the CUDA kernels for the CPU, with their checks: build/simt (tests/simt)
+#   make mutation  take each barrier, fence and wait out of the kernels: is it noticed?
 #   make stub      write dspark_ext/_C.pyi anew   make bench     time the operators
 #   make static    build the device code without a cache, check its cost and its machine code
 #   make clean     remove build/ and .venv        make test-cuda-pip   pip install with nvcc hidden
@@ -86,6 +87,9 @@ simt: requirements
 	{ cmake -S tests/simt -B build/simt -G Ninja > build/logs/simt.log || \
 	  { cat build/logs/simt.log; exit 1; }; } && \
 	cmake --build build/simt --parallel 2 -- --quiet
+
+mutation: simt
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/simt/mutation.py
 
 lint: requirements
 	@$(BIN)/ruff check --quiet $(PYTHON_FILES)

@@ -33,6 +33,8 @@ int multiprocessors() { return from_environment("DSPARK_SIMT_SMS", 6); }
 
 /// Shared memory of a multiprocessor: the CUDA programming guide's table of compute capabilities.
 int shared_bytes_per_multiprocessor() {
+  const int kilobytes = from_environment("DSPARK_SIMT_SHARED_KB", 0);
+  if (kilobytes > 0) return kilobytes * 1024;
   const int c = capability();
   if (c == 86 || c == 89 || c >= 120) return 100 * 1024;
   return c < 90 ? 164 * 1024 : 228 * 1024;

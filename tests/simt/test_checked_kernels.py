@@ -17,16 +17,30 @@ import torch
 
 import dspark_ext as dx
 
-#: name -> environment of the emulated device.
+#: name -> environment of the emulated device. Six segments of the vocabulary meet a few
+#: multiprocessors, so that blocks own one, several, or different numbers of them.
 DEVICES = {
     "in-order": {"DSPARK_SIMT_SEED": "0", "DSPARK_SIMT_SMS": "3"},
-    "seed-1": {"DSPARK_SIMT_SEED": "1", "DSPARK_SIMT_SMS": "4"},
-    "seed-2-random": {
-        "DSPARK_SIMT_SEED": "2",
+    "seed-1-small-memory": {
+        "DSPARK_SIMT_SEED": "1",
         "DSPARK_SIMT_SMS": "2",
+        "DSPARK_SIMT_SHARED_KB": "80",
+    },
+    "seed-2-random-copies": {
+        "DSPARK_SIMT_SEED": "2",
+        "DSPARK_SIMT_SMS": "4",
         "DSPARK_SIMT_ASYNC": "random",
     },
-    "ampere": {"DSPARK_SIMT_SEED": "3", "DSPARK_SIMT_SMS": "3", "DSPARK_SIMT_CAPABILITY": "80"},
+    "seed-3-ampere-one": {
+        "DSPARK_SIMT_SEED": "3",
+        "DSPARK_SIMT_SMS": "1",
+        "DSPARK_SIMT_CAPABILITY": "80",
+    },
+    "seed-4-no-cooperation": {
+        "DSPARK_SIMT_SEED": "4",
+        "DSPARK_SIMT_SMS": "3",
+        "DSPARK_SIMT_COOPERATIVE": "2",
+    },
 }
 
 
@@ -62,7 +76,7 @@ def markov_loop(
 
     def run() -> None:
         rng = np.random.default_rng(2)
-        vocab, gamma, d = 300, 3, 5
+        vocab, gamma, d = 650, 3, 5
 
         def dyadic(*shape: int) -> torch.Tensor:
             return torch.from_numpy((rng.integers(-16, 17, shape) / 16).astype(np.float32))
@@ -103,6 +117,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-rnn": markov_loop(torch.bfloat16, "rnn", requests=2),
         "f16-gated": markov_loop(torch.float16, "gated", requests=2),
         "bf16-many": markov_loop(torch.bfloat16, requests=18, rank=64, store_logits=True),
+        "topk": markov_loop(torch.bfloat16, topk_support=40),
     },
 }
 
