@@ -69,8 +69,8 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_others(tmp_path: Path, too
 esac""",
     )
     begin = time.monotonic()
-    code, _, report = run(tools, tmp_path / "results", GPU_CHECK_SECONDS="10")
-    assert time.monotonic() - begin < 30
+    code, _, report = run(tools, tmp_path / "results", GPU_CHECK_SECONDS="16")
+    assert time.monotonic() - begin < 50
     assert code == 1
     found = {p["part"]: p for p in report["parts"]}
     assert report["gpu"] == "Imagined GPU"
