@@ -6,12 +6,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for modules that tests here share
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"fast": "libdspark_simt.so", "checked": "libdspark_simt_checked.so"}

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import hopper_answers as hopper
 import numpy as np
 import pytest
 
@@ -212,11 +213,14 @@ ANSWERS: dict[str, Callable[[Array], Array]] = {
     "multiply_bf16": lambda words: multiply(bf16, words),
     "multiply_f16": lambda words: multiply(f16, words),
     "multiply_s8": lambda words: multiply(s8, words),
+    **hopper.ANSWERS,
 }
 
 
 def inputs(name: str, rng: np.random.Generator, count: int) -> Array:
     """Words that mean something to the case."""
+    if name in hopper.PRODUCTS:
+        return hopper.product_inputs(hopper.PRODUCTS[name], rng, count)
     if name == "multiply_bf16":
         values = rng.normal(0, 1, 2 * count).astype(np.float32)
         return np.ascontiguousarray((values.view(U32) >> 16).astype(np.uint16)).view(U32)
@@ -254,6 +258,9 @@ def run_on_host(library: Any, name: str, words: Array, out_bytes: int) -> Array:
 
 
 def check(name: str, words: Array, out: Array) -> None:
+    if name in hopper.PRODUCTS:
+        hopper.check_product(hopper.PRODUCTS[name], words, out)
+        return
     expected = ANSWERS[name](words)
     if not name.startswith("multiply") or name == "multiply_s8":
         np.testing.assert_array_equal(out, expected.reshape(-1).view(U32))

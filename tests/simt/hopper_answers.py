@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cases of conformance_hopper.cu should answer, from the PTX manual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+U32 = np.uint32
+COLUMNS = (8, 16, 32, 64, 128)
+
+
+def values(kind: str, words: Array) -> Array:
+    """Rows of 128 bytes as numbers."""
+    if kind == "bf16":
+        wide = (words.view(np.uint16).astype(U32) << 16).view(np.float32)
+        return wide.astype(np.float64).reshape(-1, 64)
+    if kind == "f16":
+        return words.view(np.float16).astype(np.float64).reshape(-1, 64)
+    return words.view(np.int8).astype(np.int64).reshape(-1, 128)
+
+
+def product(kind: str, words: Array) -> Array:
+    rows = values(kind, words)
+    return 2 * rows[:64] @ rows[64:].T
+
+
+def product_inputs(kind: str, rng: np.random.Generator, count: int) -> Array:
+    if kind == "bf16":
+        bits = rng.normal(0, 1, 2 * count).astype(np.float32).view(U32) >> 16
+        return np.ascontiguousarray(bits.astype(np.uint16)).view(U32)
+    if kind == "f16":
+        return rng.normal(0, 1, 2 * count).astype(np.float16).view(U32)
+    return rng.integers(0, 2**32, count, dtype=U32)
+
+
+def check_product(kind: str, words: Array, out: Array) -> None:
+    expected = product(kind, words)
+    if kind == "s8":
+        np.testing.assert_array_equal(out.view(np.int32).reshape(expected.shape), expected)
+        return
+    rows = np.abs(values(kind, words))
+    size = 2 * rows[:64] @ rows[64:].T
+    # 128 products; tensor cores may keep 2 bits less than float32 of the largest summand.
+    got = out.view(np.float32).reshape(expected.shape)
+    np.testing.assert_array_less(np.abs(got - expected), size * 128 * 2.0**-22)
+
+
+def boxes(words: Array) -> Array:
+    """Four boxes of 32 rows of 128 bytes; 16-byte piece p of row i lies at p ^ (i % 8)."""
+    matrix = np.zeros((64, 256), np.uint8)  # zeros beyond the 50 rows and 144 bytes
+    matrix[:50, :144] = words.view(np.uint8).reshape(50, 160)[:, :144]
+    out = np.zeros((4, 32, 8, 16), np.uint8)
+    for box in range(4):
+        corner = matrix[box // 2 * 32 :, box % 2 * 128 :]
+        for row in range(32):
+            pieces = corner[row, :128].reshape(8, 16)
+            out[box, row, np.arange(8) ^ row % 8] = pieces
+    return out.reshape(-1).view(U32)
+
+
+def bulk_ring(words: Array) -> Array:
+    return np.ascontiguousarray(words.reshape(8, 64)[:, ::-1]).reshape(-1)
+
+
+def neighbours(words: Array) -> Array:
+    mine = words.reshape(2, 4, 64)
+    read = np.roll(mine, -1, axis=1)[:, :, ::-1]  # of the next rank
+    out = np.zeros((2, 4, 68), U32)
+    out[:, :, :64] = read
+    # Rank r - 1 gets what rank r has read.
+    out[:, :, 64] = np.roll(read.sum(axis=2, dtype=U32), -1, axis=1)
+    out[:, :, 65] = np.arange(4)
+    out[:, :, 66] = 4
+    return out.reshape(-1)
+
+
+PRODUCTS = {f"wgmma_{kind}_{n}": kind for kind in ("bf16", "f16", "s8") for n in COLUMNS}
+ANSWERS: dict[str, Callable[[Array], Array]] = {
+    **{name: lambda words, kind=kind: product(kind, words) for name, kind in PRODUCTS.items()},
+    **dict.fromkeys(("boxes_bf16", "boxes_f16", "boxes_i8"), boxes),
+    "bulk_ring": bulk_ring,
+    "neighbours": neighbours,
+}
