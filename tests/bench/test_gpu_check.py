@@ -39,6 +39,7 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "tools"
     folder.mkdir()
     tool(folder, "nvidia-smi", "echo 'Imagined GPU, 9.0'")
+    tool(folder, "nvcc", "exit 0")
     tool(
         folder, "compute-sanitizer", 'case "$*" in *racecheck*) echo "a \\"race\\""; exit 9;; esac'
     )
