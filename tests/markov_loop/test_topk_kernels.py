@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,79 +13,13 @@ import torch
 import dspark_ext as dx
 
 Case = dict[str, Any]
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+Make = Callable[..., Case]
+Compare = Callable[..., dx.Draft]
+DTYPES = ["f32", "bf16", "f16"]
 KERNELS = ["simt", *(["cuda"] if dx.info()["cuda"]["usable"] else [])]
-FIELDS = (
-    "support_ids",
-    "tokens",
-    "logit",
-    "lse",
-    "confidence_logit",
-    "logits",
-    "support_logits",
-    "status",
-)
+FIELDS = ("support_ids", "tokens", "logit", "lse", "logits", "support_logits", "status")
 
 pytestmark = pytest.mark.parametrize("backend", KERNELS, indirect=True)
-
-
-def random_case(
-    rng: np.random.Generator,
-    requests: int,
-    gamma: int,
-    vocab: int,
-    rank: int,
-    *,
-    dtype: str = "f32",
-    head: str = "vanilla",
-    int8: bool = False,
-    padding: int = 0,
-) -> Case:
-    """Tensors of one call, with a confidence logit; U has `padding` more columns of NaN."""
-    kind, d = DTYPES[dtype], 11
-
-    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.from_numpy(rng.normal(0, scale, shape)).float()
-
-    w2: torch.Tensor = normal(vocab, rank, scale=0.4)
-    case: Case = {
-        "base_logits": normal(requests, gamma, vocab + padding, scale=2).to(kind),
-        "w1": normal(vocab, rank).to(kind),
-        "w2": w2.to(kind),
-        "vocab_size": vocab,
-        "anchor": torch.from_numpy(rng.integers(0, vocab, requests)).int(),
-        "seed": torch.from_numpy(rng.integers(0, 2**63, requests)),
-        "position": torch.from_numpy(rng.integers(0, 2**31, requests)),
-        "temperature": np.resize(np.float32([0.8, 0, 1]), requests),
-        "hidden": normal(requests, gamma, d),
-        "confidence_weight": normal(d + rank),
-        "head": head,
-        "store_logits": True,
-    }
-    case["base_logits"][..., vocab:] = np.nan
-    if int8:
-        case["w2"], case["w2_scale"] = dx.quantize_rows(w2)
-    if head != "vanilla":
-        outputs, inputs = (rank, d + rank) if head == "gated" else (3 * rank, 2 * rank + d)
-        case["head_weight"] = normal(outputs, inputs, scale=0.3)
-        case["head_bias"] = normal(outputs, scale=0.3)
-    return case
-
-
-def compare(case: Case, backend: str, **extra: Any) -> dx.Draft:
-    """Every field of the kernels' answer has the CPU backend's bits."""
-    want = dx.markov_loop(**case, **extra)
-    there = {
-        k: v.cuda() if backend == "cuda" and isinstance(v, torch.Tensor) else v
-        for k, v in case.items()
-    }
-    got = dx.markov_loop(**there, **extra, backend=backend)
-    for name in FIELDS:
-        a, b = getattr(got, name), getattr(want, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            np.testing.assert_array_equal(a.cpu().float().numpy(), b.float().numpy(), name)
-    return want
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
@@ -105,40 +40,41 @@ def test_bits_of_the_cpu_backend(
     head: str,
     int8: bool,
     backend: str,
-    rng: np.random.Generator,
+    tensors: Make,
+    compare: Compare,
 ) -> None:
-    case = random_case(rng, requests, gamma, vocab, rank, dtype=dtype, head=head, int8=int8)
+    case = tensors(requests, gamma, vocab, rank, dtype=dtype, head=head, int8=int8)
     compare(case, backend, topk_support=m)
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2", "3"])
 def test_thread_order(
-    seed: str, backend: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    seed: str, backend: str, tensors: Make, compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSPARK_SIMT_SEED", seed)
-    compare(random_case(rng, 2, 3, 17_000, 32, dtype="bf16"), backend, topk_support=64)
+    compare(tensors(2, 3, 17_000, 32, dtype="bf16"), backend, topk_support=64)
 
 
 @pytest.mark.parametrize("m", [1, 2, 1000, 1024])
-def test_sizes_of_a_support(m: int, backend: str, rng: np.random.Generator) -> None:
-    compare(random_case(rng, 2, 2, 2500, 16), backend, topk_support=m)
+def test_sizes_of_a_support(m: int, backend: str, tensors: Make, compare: Compare) -> None:
+    compare(tensors(2, 2, 2500, 16), backend, topk_support=m)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("padding", range(1, 9))
 def test_rows_of_any_alignment(
-    padding: int, dtype: str, backend: str, rng: np.random.Generator
+    padding: int, dtype: str, backend: str, tensors: Make, compare: Compare
 ) -> None:
     """Padding is NaN: one column read too many would set a status bit."""
-    case = random_case(rng, 2, 3, 4096 - 3 * padding, 18, dtype=dtype, padding=padding)
+    case = tensors(2, 3, 4096 - 3 * padding, 18, dtype=dtype, padding=padding)
     assert not compare(case, backend, topk_support=50).status.any()
 
 
 @pytest.mark.parametrize("levels", [1, 2, 40])
 def test_ties_within_and_between_slices(
-    levels: int, backend: str, rng: np.random.Generator
+    levels: int, backend: str, tensors: Make, compare: Compare, rng: np.random.Generator
 ) -> None:
-    case = random_case(rng, 1, 2, 40_000, 8, dtype="bf16")
+    case = tensors(1, 2, 40_000, 8, dtype="bf16")
     shape = case["base_logits"].shape
     case["base_logits"] = torch.from_numpy(rng.integers(0, levels, shape) / 8).bfloat16()
     draft = compare(case, backend, topk_support=64)
@@ -146,9 +82,9 @@ def test_ties_within_and_between_slices(
         assert draft.support_ids[0, 0].tolist() == list(range(64))
 
 
-def test_ascending_logits_overflow_no_buffer(backend: str, rng: np.random.Generator) -> None:
+def test_ascending_logits_overflow_no_buffer(backend: str, tensors: Make, compare: Compare) -> None:
     """Every column beats all before it: the most candidates there can be."""
-    case = random_case(rng, 1, 1, 20_000, 8)
+    case = tensors(1, 1, 20_000, 8)
     case["base_logits"][0, 0] = torch.arange(20_000) / 1000
     draft = compare(case, backend, topk_support=64)
     assert draft.support_ids[0, 0].tolist() == list(range(20_000 - 64, 20_000))
@@ -156,8 +92,15 @@ def test_ascending_logits_overflow_no_buffer(backend: str, rng: np.random.Genera
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("t", [0.0, 1.0], ids=["greedy", "sampled"])
-def test_special_values(t: float, special: float, backend: str, rng: np.random.Generator) -> None:
-    case = random_case(rng, 3, 2, 900, 16)
+def test_special_values(
+    t: float,
+    special: float,
+    backend: str,
+    tensors: Make,
+    compare: Compare,
+    rng: np.random.Generator,
+) -> None:
+    case = tensors(3, 2, 900, 16)
     case["temperature"] = t
     where = torch.from_numpy(rng.random(case["base_logits"].shape) < 0.3)
     case["base_logits"][where] = special
@@ -167,16 +110,16 @@ def test_special_values(t: float, special: float, backend: str, rng: np.random.G
     compare(case, backend, topk_support=20)
 
 
-def test_segments_with_many_members(backend: str, rng: np.random.Generator) -> None:
+def test_segments_with_many_members(backend: str, tensors: Make, compare: Compare) -> None:
     """Sums of three weights and more follow the sampler's tree."""
-    case = random_case(rng, 3, 3, 3000, 16)
+    case = tensors(3, 3, 3000, 16)
     case["base_logits"][..., 256:512] += 12  # two crowded segments, and a few others
     case["temperature"] = np.float32([3, 1.5, 0])
     compare(case, backend, topk_support=200)
 
 
-def test_inactive_requests_and_bad_arguments(backend: str, rng: np.random.Generator) -> None:
-    case = random_case(rng, 5, 2, 600, 16, head="gated")
+def test_inactive_requests_and_bad_arguments(backend: str, tensors: Make, compare: Compare) -> None:
+    case = tensors(5, 2, 600, 16, head="gated")
     case["anchor"][0] = -3
     want = compare(case, backend, topk_support=30)
     case["active"] = np.array([1, 0, 1, 1, 0], np.uint8)
@@ -194,15 +137,17 @@ def test_inactive_requests_and_bad_arguments(backend: str, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_long_vectors(int8: bool, backend: str, rng: np.random.Generator) -> None:
+def test_long_vectors(int8: bool, backend: str, tensors: Make, compare: Compare) -> None:
     """Beyond 512 columns integers are summed in 64 bits."""
-    case = random_case(rng, 1, 2, 300, 1100, int8=int8)
+    case = tensors(1, 2, 300, 1100, int8=int8)
     case["temperature"] = 40.0
     compare(case, backend, topk_support=20)
 
 
-def test_reduced_vocabulary_and_strides(backend: str, rng: np.random.Generator) -> None:
-    case = random_case(rng, 2, 3, 900, 16)
+def test_reduced_vocabulary_and_strides(
+    backend: str, tensors: Make, compare: Compare, rng: np.random.Generator
+) -> None:
+    case = tensors(2, 3, 900, 16)
     columns = np.sort(rng.choice(900, 400, replace=False))
     case["draft_to_target"] = torch.from_numpy(columns).int()
     case["base_logits"] = case["base_logits"][:, :, 33:433]
@@ -212,13 +157,13 @@ def test_reduced_vocabulary_and_strides(backend: str, rng: np.random.Generator) 
     compare(case, backend, topk_support=64)
 
 
-def test_the_full_vocabulary(backend: str, rng: np.random.Generator) -> None:
-    case = random_case(rng, 1, 2, 151_936, 16, dtype="bf16")
+def test_the_full_vocabulary(backend: str, tensors: Make, compare: Compare) -> None:
+    case = tensors(1, 2, 151_936, 16, dtype="bf16")
     compare(case, backend, topk_support=64)
 
 
-def test_truncation_is_refused_with_its_name(backend: str, rng: np.random.Generator) -> None:
-    case = random_case(rng, 1, 1, 300, 8)
+def test_truncation_is_refused_with_its_name(backend: str, tensors: Make, compare: Compare) -> None:
+    case = tensors(1, 1, 300, 8)
     if backend == "cuda":
         case = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in case.items()}
     with pytest.raises(NotImplementedError, match="top_k: got an array"):

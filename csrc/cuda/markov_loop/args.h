@@ -27,12 +27,15 @@ constexpr int kMaxPairs = kPairsPerWarp * kWarps;
 // ids of four pairs at a time, fall into 32 different banks.
 constexpr int kBiasStride = kSegment + 4;
 // Mma tiles (tile_mma.cuh).
-constexpr int32_t kChunkColumns = 64;           // columns of W2 in a slot of shared memory
+constexpr int32_t kChunkColumns = 64;           // 16-bit columns of W2 in a slot of shared memory
 constexpr int32_t kSlotBytes = kSegment * 128;  // 128 rows of 128 bytes
 constexpr int32_t kVectorPadding = 8;           // elements behind an r-vector
 
+/// Bytes between two vectors of a plane of an int8 product (tile_imma.cuh).
+DSPARK_HD int32_t int8_vector_stride(int32_t rank) { return (rank + 31) / 32 * 32 + 16; }
+
 /// Who computes the dot products; tile_<source>.cuh.
-enum class Source : int32_t { kScalar, kMma, kWgmma };
+enum class Source : int32_t { kScalar, kMma, kWgmma, kInt, kImma };
 
 /// How a launch is cut. Filled by config.h, a pure function of the problem and the device.
 struct Config {
@@ -41,7 +44,7 @@ struct Config {
   int32_t grid;          // CTAs; CTA i owns segments [first_segment(i), first_segment(i + 1))
   int32_t group;         // requests of one tile
   int32_t batch;         // segments of one pass; batch * min(group, R) <= kMaxPairs
-  int32_t parts;         // 16-bit parts of an r-vector (mma)
+  int32_t parts;         // 16-bit parts of an r-vector (mma), byte planes of it (imma)
   int32_t slots;         // W2 slots in shared memory: `ring` that stream, the rest resident
   int32_t ring;
   bool plain;             // the r-vectors are rows of W1 in W2's dtype
@@ -124,6 +127,9 @@ struct Args {
   int32_t first_step, last_step;  // steps [first, last) of this launch, from 0
   prim::TensorMap w2_map;         // W2 for copies in boxes (wgmma)
 };
+
+/// One of the family's kernels.
+using Kernel = void (*)(Args);
 
 }  // namespace dspark::cuda::markov
 

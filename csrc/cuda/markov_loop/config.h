@@ -46,17 +46,17 @@ inline bool fit_scalar(Config& c, const Params& p, int32_t group, int32_t limit)
   const int32_t rows = rows_of(p);
   c.group = group;
   c.batch = choose_batch(ceil_div(c.num_segments, c.grid), rows, group);
-  const int64_t bytes = (int64_t{4} * group * p.rank + 15) / 16 * 16;
+  const int64_t bytes = (int64_t{4} * group * (p.rank + 1) + 15) / 16 * 16;
   if (bytes + record_bytes(c, rows) > limit) return false;
   c.source_bytes = static_cast<uint32_t>(bytes);
   c.shared_bytes = c.source_bytes + record_bytes(c, rows);
   return true;
 }
 
-/// The scalar source: false when not even one r-vector fits into shared memory.
+/// The sources for every shape: false when not even one r-vector fits into shared memory.
 inline bool scalar_config(Config& c, const Params& p, const prim::DeviceLimits& device) {
   c = base_config(p, device);
-  c.source = Source::kScalar;
+  c.source = p.w2_dtype == DSPARK_I8 ? Source::kInt : Source::kScalar;
   int32_t group = 64;
   while (group > 8 && group / 2 >= rows_of(p)) group /= 2;
   for (; group >= 1; group /= 2) {
@@ -78,19 +78,21 @@ inline bool allowed(Source source) {
   return std::strcmp(most, "scalar") != 0;
 }
 
-/// Whether tile_mma.cuh can read this W2.
+/// Whether tile_mma.cuh or, with int8, tile_imma.cuh can read this W2.
 inline bool serves_mma(const Params& p, const prim::DeviceLimits& device) {
-  const bool half = p.w2_dtype == DSPARK_BF16 || p.w2_dtype == DSPARK_F16;
-  return allowed(Source::kMma) && device.major >= 8 && half && p.rank % 16 == 0 &&
-         p.rank <= kMaxMmaRank && aligned_16(p.w2, p.w2_stride * 2);
+  return allowed(Source::kMma) && device.major >= 8 && p.w2_dtype != DSPARK_F32 &&
+         p.rank % 16 == 0 && p.rank <= kMaxMmaRank &&
+         aligned_16(p.w2, p.w2_stride * dtype_bytes(p.w2_dtype));
 }
 
 /// Slots, ring and batch with `group` rows a tile; false when the tiles of a pass do not fit.
 inline bool fit_mma(Config& c, const Params& p, int32_t group, int32_t limit) {
   const int32_t rows = rows_of(p);
-  const int32_t chunks = ceil_div(p.rank, kChunkColumns);
+  const bool int8 = p.w2_dtype == DSPARK_I8;
+  const int32_t chunks = ceil_div(p.rank, int8 ? 2 * kChunkColumns : kChunkColumns);
   const int32_t owned = ceil_div(c.num_segments, c.grid);
-  const int32_t vectors = c.parts * group * (p.rank + kVectorPadding) * 2 + group * 4;
+  const int32_t stride = int8 ? int8_vector_stride(p.rank) : (p.rank + kVectorPadding) * 2;
+  const int32_t vectors = c.parts * group * stride + group * 4;
   c.group = group;
   for (c.batch = choose_batch(owned, rows, group); c.batch >= 1; --c.batch) {
     const uint32_t fixed = record_bytes(c, rows) + static_cast<uint32_t>(vectors + 15) / 16 * 16;
@@ -120,12 +122,14 @@ inline bool fit_mma(Config& c, const Params& p, int32_t group, int32_t limit) {
 inline bool mma_config(Config& c, const Params& p, const prim::DeviceLimits& device) {
   if (!serves_mma(p, device)) return false;
   c = base_config(p, device);
-  c.source = Source::kMma;
+  const bool int8 = p.w2_dtype == DSPARK_I8;
+  c.source = int8 ? Source::kImma : Source::kMma;
   const bool vanilla = p.head == DSPARK_HEAD_VANILLA;
   c.plain = vanilla && p.w1_dtype == p.w2_dtype;
   c.direct = c.plain && aligned_16(p.w1, p.w1_stride * 2);
   // bfloat16 has fewer bits than one part of either type.
   c.parts = c.plain || (vanilla && p.w1_dtype == DSPARK_BF16) ? 1 : 3;
+  if (int8) c.parts = 2;
   int32_t group = kMaxMmaGroup;
   while (group > 8 && group / 2 >= rows_of(p)) group /= 2;
   for (; group >= 8; group /= 2) {

@@ -8,8 +8,6 @@
 
 namespace dspark::cuda::markov {
 
-using Kernel = void (*)(Args);
-
 /// The kernel for a W2 of this dtype.
 Kernel wgmma_kernel(int32_t w2_dtype);
 

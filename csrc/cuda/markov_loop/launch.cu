@@ -7,6 +7,7 @@
 #include "cuda/markov_loop/config.h"
 #include "cuda/markov_loop/config_wgmma.h"
 #include "cuda/markov_loop/kernel.cuh"
+#include "cuda/markov_loop/kernel_int8.h"
 #include "cuda/markov_loop/kernel_wgmma.h"
 #include "cuda/markov_loop/tile_mma.cuh"
 #include "cuda/markov_loop/tile_scalar.cuh"
@@ -53,6 +54,7 @@ markov::Kernel kernel_of(const Args& args) {
   const Config& c = args.config;
   if (c.source == Source::kScalar) return markov_loop_kernel<ScalarSource>;
   if (c.source == Source::kWgmma) return wgmma_kernel(args.p.w2_dtype);
+  if (c.source == Source::kInt || c.source == Source::kImma) return int8_kernel(c);
   if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
   if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;
   return markov_loop_kernel<MmaSource<32>>;
@@ -95,9 +97,6 @@ void check_served(Problems& problems, const Params& p) {
   DSPARK_SUPPORTED(problems, p.top_p == nullptr,
                    "top_p: got an array; the CUDA backend draws from the full law, use NULL or "
                    "DSPARK_CPU");
-  DSPARK_SUPPORTED(problems, p.w2_dtype != DSPARK_I8 || p.topk_support > 0,
-                   "w2_dtype: got int8; the CUDA backend has no kernel for it, use bf16, f16 or "
-                   "f32, or DSPARK_CPU");
 }
 
 }  // namespace

@@ -2,19 +2,9 @@
 //
 // Tile source on the tensor cores of sm_80 and later: bf16 or f16 W2, r a multiple of 16.
 //
-// W2 is the M side of mma.m16n8k16: warp w of eight has ids 16 w .. 16 w + 15 of a segment, the
-// r-vectors of the group are the N side. A slot of shared memory holds 64 columns of a segment,
-// 16 KB, and a warp reads nothing of it but its own 2 KB: so each warp runs its own ring of
-// cp.async copies, and W2 needs no barrier of the CTA at all.
-//
-//   slots    | ring: streams, in the order of visit, on into the next step | resident segments |
-//
-// What is resident is read once a launch. The rest streams forwards and backwards in turn, so that
-// the rows read last, which are what a cache still has, are read first in the next step. The ring
-// is filled again while the CTA is in the epilogue and in the exchange: W2 depends on no token.
-//
-// Rows of a slot are 128 bytes with 16-byte piece c at c ^ (row & 7); rows of the vectors have 16
-// bytes behind them: both are free of bank conflicts under ldmatrix.
+// W2 is the M side of mma.m16n8k16, 16 ids a warp, streaming through the warp's ring
+// (tile_ring.cuh) or resident; the r-vectors of the group are the N side. Rows of the vectors have
+// 16 bytes behind them: no bank conflicts under ldmatrix.
 //
 // A vector that is a row of W1 of the same dtype goes in as it is. Any other fp32 vector goes in as
 // the exact sum of three 16-bit parts (bf16: 8 bits each; f16: after scaling by a power of two),
@@ -23,75 +13,24 @@
 #ifndef DSPARK_CUDA_MARKOV_LOOP_TILE_MMA_CUH_
 #define DSPARK_CUDA_MARKOV_LOOP_TILE_MMA_CUH_
 
-#include "cuda/markov_loop/tile_source.h"
-#include "cuda/prim/async.h"
+#include "cuda/markov_loop/tile_ring.cuh"
 #include "cuda/prim/mma.h"
 
 namespace dspark::cuda::markov {
 
-/// Wait until at most `pending` of this thread's youngest copies are unfinished.
-__device__ __forceinline__ void wait_pending(int32_t pending) {
-  switch (pending) {
-    case 0:
-      return prim::cp_async_wait<0>();
-    case 1:
-      return prim::cp_async_wait<1>();
-    case 2:
-      return prim::cp_async_wait<2>();
-    case 3:
-      return prim::cp_async_wait<3>();
-    case 4:
-      return prim::cp_async_wait<4>();
-    case 5:
-      return prim::cp_async_wait<5>();
-    default:
-      return prim::cp_async_wait<6>();
-  }
-}
-
 /// kGroup: config.group, a multiple of 8.
 template <int kGroup>
-class MmaSource {
+class MmaSource : public W2Ring<2> {
  public:
   __device__ MmaSource(const Args& args, const Shared& shared, int32_t)
-      : args_(args),
-        s_(shared),
-        first_(first_segment(args.config, blockIdx.x)),
-        chunks_((args.p.rank + kChunkColumns - 1) / kChunkColumns),
-        ring_(args.config.ring),
-        step_(args.first_step) {
-    const int32_t owned = first_segment(args.config, blockIdx.x + 1) - first_;
-    const int32_t room = (args.config.slots - ring_) / chunks_;
-    resident_ = owned < room ? owned : room;
-    streamed_ = owned - resident_;
-    next_step_ = args.first_step;
-    scaled_ = args.p.w2_dtype == DSPARK_F16 && !args.config.plain;
-  }
+      : W2Ring<2>(args, shared), scaled_(args.p.w2_dtype == DSPARK_F16 && !args.config.plain) {}
 
   __device__ void open() {
     const int32_t words = args_.config.parts * kGroup * stride() / 2;
     for (int32_t i = threadIdx.x; i < words; i += kThreads) {
       reinterpret_cast<uint32_t*>(vectors())[i] = 0;  // columns of rows that do not exist
     }
-    for (int32_t i = 0; i < resident_; ++i) {
-      for (int32_t c = 0; c < chunks_; ++c) load_chunk(first_ + i, c, ring_ + i * chunks_ + c);
-      prim::cp_async_commit();
-    }
-    for (int32_t i = 0; i < ring_; ++i) issue_next();
-  }
-
-  __device__ void begin_step(int32_t step) {
-    if (step != step_) base_ += streamed_ * chunks_;
-    step_ = step;
-  }
-
-  /// Resident segments first in the first step, where they arrive first, and last in all others,
-  /// where the ring is full when the step begins.
-  __device__ int32_t segment(int32_t position) const {
-    const int32_t ahead = residents_ahead();
-    if (position < ahead) return first_ + position;
-    const int32_t index = position - ahead;
-    return index < streamed_ ? streamed_segment(step_, index) : first_ + index - streamed_;
+    open_ring();
   }
 
   __device__ void load_vectors(int32_t first_row, int32_t count) {
@@ -116,9 +55,7 @@ class MmaSource {
     }
   }
 
-  __device__ void end_pass(int32_t, int32_t) {}
   __device__ float bias(float word, int32_t, int32_t) const { return word; }
-  __device__ void close() { prim::cp_async_wait<0>(); }
 
  private:
   using Accumulators = float[2][kGroup / 8][4];
@@ -129,44 +66,6 @@ class MmaSource {
   }
   __device__ float* scales() const {  // [kGroup] what undoes the scaling of a vector
     return reinterpret_cast<float*>(vectors() + args_.config.parts * kGroup * stride());
-  }
-
-  __device__ int32_t residents_ahead() const { return step_ == args_.first_step ? resident_ : 0; }
-  __device__ int32_t streamed_segment(int32_t step, int32_t index) const {
-    return first_ + resident_ + (step % 2 == 0 ? index : streamed_ - 1 - index);
-  }
-
-  // This warp's 16 rows of one chunk to a slot. Rows from V_d on become zeros.
-  __device__ void load_chunk(int32_t segment, int32_t chunk, int32_t slot) {
-    const Params& p = args_.p;
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned char* tile = s_.source + slot * kSlotBytes + warp * 2048;
-    const int32_t piece = lane % 8;  // of 16 bytes
-    const int32_t column = chunk * kChunkColumns + piece * 8;
-    if (column >= p.rank) return;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const int32_t row = lane / 8 + 4 * t;
-      const int64_t id = segment * kSegment + warp * 16 + row;
-      const bool there = id < p.draft_vocab_size;
-      const uint16_t* from =
-          static_cast<const uint16_t*>(p.w2) + (there ? id * p.w2_stride + column : 0);
-      prim::cp_async_16(tile + row * 128 + (piece ^ (row & 7)) * 16, from, there ? 16 : 0);
-    }
-  }
-
-  // The next chunk of the stream into the slot that it has in the ring, one group of copies.
-  __device__ void issue_next() {
-    if (streamed_ == 0 || next_step_ >= args_.last_step) return;
-    load_chunk(streamed_segment(next_step_, next_index_), next_chunk_, next_slot_);
-    prim::cp_async_commit();
-    ++issued_;
-    if (++next_slot_ == ring_) next_slot_ = 0;
-    if (++next_chunk_ < chunks_) return;
-    next_chunk_ = 0;
-    if (++next_index_ < streamed_) return;
-    next_index_ = 0;
-    ++next_step_;
   }
 
   // Rows of W1 as they are.
@@ -224,27 +123,12 @@ class MmaSource {
   __device__ __forceinline__ void pass(int32_t position, int32_t segments, int32_t count,
                                        bool last) {
     for (int32_t k = 0; k < segments; ++k) {
-      const int32_t ahead = residents_ahead();
-      const int32_t index = position + k - ahead;
-      const bool streams = index >= 0 && index < streamed_;
-      const int32_t at = base_ + index * chunks_;  // place in the stream
-      const int32_t home = index < 0 ? index + ahead : index - streamed_;
-      int32_t slot = streams ? at % ring_ : ring_ + home * chunks_;
+      Place at = place_of(position + k);
       Accumulators sum = {};
       for (int32_t c = 0; c < chunks_; ++c) {
-        if (streams) {
-          wait_pending(issued_ - (at + c) - 1);
-        } else if (index < 0 || ahead != 0) {
-          wait_pending(issued_ + resident_ - 1 - home);
-        }
-        __syncwarp();
-        chunk_dots<kHalf, kSplit>(c, slot, sum);
-        ++slot;
-        if (!streams) continue;
-        if (slot == ring_) slot = 0;
-        if (!last) continue;
-        __syncwarp();  // all lanes have read the slot
-        issue_next();
+        wait_chunk(at, c);
+        chunk_dots<kHalf, kSplit>(c, at.slot, sum);
+        chunk_done(at, last);
       }
       store(sum, s_.bias + k * count * kBiasStride, count);
     }
@@ -320,14 +204,6 @@ class MmaSource {
     }
   }
 
-  const Args& args_;
-  const Shared& s_;
-  int32_t first_, chunks_, ring_;
-  int32_t resident_, streamed_;  // segments
-  int32_t step_;                 // that is being computed
-  int32_t base_ = 0;             // place in the stream where it begins, in chunks
-  int32_t issued_ = 0;           // chunks of the stream that were asked for
-  int32_t next_step_, next_index_ = 0, next_chunk_ = 0, next_slot_ = 0;
   bool scaled_;
 };
 
