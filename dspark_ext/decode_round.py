@@ -332,7 +332,7 @@ def _needs_law(state: RoundState) -> bool:
     """Whether some request verifies against a law that is not one-hot."""
     host = state.host
     sampled = (host.active != 0) & (host.temperature > 0) & (host.draft_temperature > 0)
-    return bool(np.any(sampled & (host.rule == RULES["token"])))
+    return bool(np.any(sampled & np.isin(host.rule, (RULES["token"], RULES["block"]))))
 
 
 def _law(draft: Draft | None, drafter: Drafter | None, state: RoundState) -> dict[str, Any]:

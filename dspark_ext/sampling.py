@@ -15,7 +15,6 @@ __all__ = ["RULES", "SamplingParams", "distinct_seed", "mix_seed"]
 #: rule -> code of ``dspark_rule``
 RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
 _LATER = {
-    "block": "the block rule of Sun et al.",
     "synthetic": "synthetic acceptance for benchmarks",
 }
 MIN_TEMPERATURE = 1e-3
@@ -43,9 +42,10 @@ class SamplingParams:
         Tokens to emit at the most, at least 1; a stop id counts.
     stop_ids : sequence of int
         The request ends behind the first of these; it is emitted.
-    rule : {"token", "greedy", "match"}
-        How drafts are accepted: ``token`` = min(1, p/q) with residual; ``match`` = sample the
-        target and accept the equal prefix, so that the output equals plain seeded decoding.
+    rule : {"token", "block", "greedy", "match"}
+        How drafts are accepted: ``token`` = min(1, p/q) with residual; ``block`` = all drafts of a
+        round together, which accepts at least as many; ``match`` = sample the target and accept the
+        equal prefix, so that the output equals plain seeded decoding.
     draft_temperature : float, optional
         Temperature of the draft; that of the target when absent; 0 = greedy drafts.
     max_draft : int, optional
@@ -60,7 +60,7 @@ class SamplingParams:
     ArgumentError
         Listing every illegal value.
     NotImplementedError
-        For the rules ``block`` and ``synthetic``, which this release does not serve.
+        For the rule ``synthetic``, which this release does not serve.
 
     Examples
     --------

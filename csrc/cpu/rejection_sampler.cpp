@@ -123,6 +123,7 @@ void analyse(Lane& lane, const RowLaw& law) {
   const double temperature = static_cast<double>(law.temperature);
   const double mass = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
   row.lse = log_of(mass, lane.top, temperature);
+  lane.mass = mass;
   lane.raw_lse = row.lse;
   if (raw_differs(law)) {
     float top;
@@ -137,6 +138,7 @@ void analyse(Lane& lane, const RowLaw& law) {
       lane, [&](int32_t begin, int32_t end, int32_t) { loops.restrict_support(row, begin, end); });
   const double kept = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
   row.lse = log_of(kept, lane.top, temperature);
+  lane.mass = kept;
 }
 
 bool draft_has_nan(const Lane& lane, const DraftRow& draft) {
@@ -226,23 +228,63 @@ int32_t sample_row(const Lane& lane, const RowDraw& d) {
   return draw_from(lane, lane.row.scratch.sum, nullptr, -1, d);
 }
 
+namespace {
+
+// Weight sum of the segment of `token` without it.
+float sum_without(const Lane& lane, int32_t token) {
+  float w[kSegment];
+  lane.loops->weights(lane.row, nullptr, token / kSegment, w);
+  w[token % kSegment] = 0.0f;
+  return halving_sum(w);
+}
+
+// Sums of segments relative to their maxima, as a share of the whole row.
+double share_of(const Lane& lane, const float* sums) {
+  float top;
+  const RowView& row = lane.row;
+  const double temperature = static_cast<double>(row.law.temperature);
+  return lane.loops->mass_sum(row.scratch.max, sums, lane.segments, temperature, &top) / lane.mass;
+}
+
+}  // namespace
+
 int32_t sample_without(const Lane& lane, int32_t token, const RowDraw& d) {
   const RowScratch& t = lane.row.scratch;
   const int32_t s = token / kSegment;
-  float w[kSegment];
-  lane.loops->weights(lane.row, nullptr, s, w);
-  w[token % kSegment] = 0.0f;
   const float whole = t.sum[s];
-  t.sum[s] = halving_sum(w);
+  t.sum[s] = sum_without(lane, token);
   const int32_t drawn = draw_from(lane, t.sum, nullptr, token, d);
   t.sum[s] = whole;
   return drawn;
 }
 
-int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d) {
+double share_without(const Lane& lane, int32_t token) {
+  const RowScratch& t = lane.row.scratch;
+  const int32_t s = token / kSegment;
+  const float whole = t.sum[s];
+  t.sum[s] = sum_without(lane, token);
+  const double share = share_of(lane, t.sum);
+  t.sum[s] = whole;
+  return share;
+}
+
+namespace {
+
+void fill_residual(const Lane& lane, const DraftRow& draft) {
   over_segments(lane, [&](int32_t begin, int32_t end, int32_t) {
     lane.loops->residual(lane.row, draft, begin, end);
   });
+}
+
+}  // namespace
+
+double residual_share(const Lane& lane, const DraftRow& draft) {
+  fill_residual(lane, draft);
+  return share_of(lane, lane.row.scratch.residual);
+}
+
+int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d) {
+  fill_residual(lane, draft);
   return draw_from(lane, lane.row.scratch.residual, &draft, -1, d);
 }
 

@@ -21,6 +21,7 @@ struct Lane {
   bool nan;        // a logit or biased logit is NaN
   bool empty;      // no id has mass
   float top;       // largest processed logit
+  double mass;     // sum of exp((z - top) / T) over the support
   double raw_lse;  // of the unprocessed row at T = 1
 };
 
@@ -51,6 +52,10 @@ int32_t lowest_allowed(const Lane& lane);
 int32_t sample_row(const Lane& lane, const RowDraw& d);
 int32_t sample_without(const Lane& lane, int32_t token, const RowDraw& d);
 int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d);
+
+/// Share of p that max(0, p - q) keeps, and that p without `token` keeps.
+double residual_share(const Lane& lane, const DraftRow& draft);
+double share_without(const Lane& lane, int32_t token);
 
 /// All of one request: reads its drafts and rows, writes its results.
 void verify_request(const dspark_rejection_sampler_params& p, int64_t r, Lane& lane);

@@ -3,8 +3,7 @@
 // The rules of verification for one request: row by row until a rejection, a stop or the bonus.
 #include "core/dtype.h"
 #include "core/math.h"
-#include "core/philox.h"
-#include "cpu/request.h"
+#include "cpu/verify.h"
 
 namespace dspark::cpu {
 namespace {
@@ -13,30 +12,6 @@ using Params = dspark_rejection_sampler_params;
 
 constexpr float kSmallestTemperature = 1e-3f;
 constexpr int32_t kNoCap = INT32_MAX;
-
-// The sampling parameters of a request after illegal values were replaced by "off".
-struct Sampling {
-  int32_t rule;
-  float temperature;  // 0 = greedy
-  float draft_temperature;
-  float min_p;
-  float top_p;
-  int32_t top_k;
-  int32_t cap;
-  int32_t length;  // scheduled drafts; -1: there is no row
-  int64_t first_row;
-};
-
-struct Request {
-  const Params& p;
-  int64_t r;
-  Lane& lane;
-  Sampling s;
-  int32_t status;
-  int32_t accepted;
-  int32_t emitted;
-  int32_t finish;
-};
 
 template <class T>
 T legal(T value, bool good, T instead, int32_t* status) {
@@ -66,9 +41,8 @@ void read_rows(const Params& p, int64_t r, Sampling* s, int32_t* status) {
 Sampling read_sampling(const Params& p, int64_t r, int32_t* status) {
   Sampling s{};
   const int32_t rule = p.rule == nullptr ? DSPARK_RULE_TOKEN : p.rule[r];
-  s.rule = legal<int32_t>(
-      rule, rule == DSPARK_RULE_GREEDY || rule == DSPARK_RULE_TOKEN || rule == DSPARK_RULE_MATCH,
-      DSPARK_RULE_GREEDY, status);
+  s.rule = legal<int32_t>(rule, rule >= DSPARK_RULE_GREEDY && rule <= DSPARK_RULE_MATCH,
+                          DSPARK_RULE_GREEDY, status);
   s.temperature = legal_temperature(p.temperature, r, status);
   if (s.rule == DSPARK_RULE_GREEDY) s.temperature = 0.0f;
   if (s.temperature == 0.0f) s.rule = DSPARK_RULE_GREEDY;
@@ -84,146 +58,6 @@ Sampling read_sampling(const Params& p, int64_t r, int32_t* status) {
   s.cap = legal(cap, cap >= 0, 0, status);
   read_rows(p, r, &s, status);
   return s;
-}
-
-RowLaw row_law(const Request& q, int32_t i) {
-  const Params& p = q.p;
-  const Sampling& s = q.s;
-  const bool greedy = s.rule == DSPARK_RULE_GREEDY;
-  const int64_t row = s.first_row + i;
-  RowLaw law{};
-  law.logits = advance(p.target_logits, p.target_dtype, row * p.target_stride);
-  if (p.token_mask != nullptr) {
-    law.mask = p.token_mask + (p.mask_request_stride > 0
-                                   ? q.r * p.mask_request_stride + i * p.mask_row_stride
-                                   : row * p.mask_row_stride);
-  }
-  law.bias = p.logit_bias == nullptr ? nullptr : p.logit_bias + q.r * p.logit_bias_stride;
-  law.dtype = p.target_dtype;
-  law.vocab = p.vocab_size;
-  law.temperature = greedy ? 1.0f : s.temperature;
-  law.min_p = greedy ? 0.0f : s.min_p;
-  law.top_p = greedy ? 1.0f : s.top_p;
-  law.top_k = greedy ? 0 : s.top_k;
-  return law;
-}
-
-RowDraw row_draw(const Request& q, int32_t i, DrawKind segment_kind) {
-  const Params& p = q.p;
-  RowDraw d{};
-  d.seed = p.seed[q.r];
-  d.position = static_cast<int64_t>(static_cast<uint64_t>(p.position[q.r]) + 1u + i);
-  d.distance = segment_kind == kTargetSegment ? 0u : static_cast<uint32_t>(i + 1);
-  d.segment_kind = segment_kind;
-  d.forced = p.debug_uniform == nullptr ? nullptr : p.debug_uniform + q.r * (p.gamma + 1) + i;
-  return d;
-}
-
-// Strictly below `ratio`, in 53 bits.
-bool coin(const Request& q, int32_t i, double ratio) {
-  const RowDraw d = row_draw(q, i, kResidualSegment);
-  const DrawStream stream{d.seed, d.position, d.distance, kAccept};
-  const uint64_t u53 = d.forced != nullptr ? *d.forced : draw_u53(stream);
-  return static_cast<double>(u53) * 1.1102230246251565e-16 < ratio;
-}
-
-int32_t from_target(Request& q, int32_t i, DrawKind segment_kind) {
-  const int32_t drawn = q.lane.empty ? -1 : sample_row(q.lane, row_draw(q, i, segment_kind));
-  if (drawn >= 0) return drawn;
-  q.status |= DSPARK_EMPTY_SUPPORT;
-  return lowest_allowed(q.lane);
-}
-
-// What plain decoding would emit at row i: rules greedy and match, whose draws know the position
-// only.
-int32_t target_choice(Request& q, int32_t i) {
-  if (q.s.rule == DSPARK_RULE_GREEDY && !q.lane.empty) return argmax(q.lane);
-  return from_target(q, i, kTargetSegment);
-}
-
-int32_t bonus(Request& q, int32_t i) {
-  return q.s.rule == DSPARK_RULE_TOKEN ? from_target(q, i, kBonusSegment) : target_choice(q, i);
-}
-
-enum class DraftLaw { kOneHot, kStored, kNone, kDisorder, kZero };
-
-// Columns of a list of M ids: strictly ascending in [0, V), then negative ones only. -1: it is
-// none.
-int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
-  int32_t n = 0;
-  while (n < size && ids[n] >= 0) ++n;
-  for (int32_t j = 0; j < n; ++j) {
-    if (ids[j] >= vocab || (j > 0 && ids[j] <= ids[j - 1])) return -1;
-  }
-  for (int32_t j = n; j < size; ++j) {
-    if (ids[j] >= 0) return -1;
-  }
-  return n;
-}
-
-bool has_column(const DraftRow& row, int32_t token) {
-  if (row.targets == nullptr) return token < row.vocab;
-  int32_t lo = 0;
-  int32_t n = row.vocab;
-  while (n > 0) {
-    const int32_t half = n / 2;
-    const bool below = row.targets[lo + half] < token;
-    lo = below ? lo + half + 1 : lo;
-    n = below ? n - half - 1 : half;
-  }
-  return lo < row.vocab && row.targets[lo] == token;
-}
-
-// A law on M ids is a law on a draft vocabulary of M columns that changes from slot to slot.
-DraftRow draft_row(const Request& q, int32_t i) {
-  const Params& p = q.p;
-  const int64_t at = q.r * p.gamma + i;
-  DraftRow row{};
-  row.dtype = p.draft_dtype;
-  row.temperature = static_cast<double>(q.s.draft_temperature);
-  row.lse = static_cast<double>(p.draft_lse[at]);
-  if (p.support_ids != nullptr) {
-    row.logits = advance(p.support_logits, p.draft_dtype, at * p.support_size);
-    row.targets = p.support_ids + at * p.support_size;
-    row.vocab = support_count(row.targets, p.support_size, p.vocab_size);
-  } else {
-    row.logits = advance(p.draft_logits, p.draft_dtype,
-                         q.r * p.draft_request_stride + i * p.draft_slot_stride);
-    row.targets = p.draft_to_target;
-    row.vocab = p.draft_vocab_size;
-  }
-  return row;
-}
-
-// The law that draft i was drawn from. A one-hot law reads nothing. A NaN anywhere in a stored row
-// is looked for before the coin: to find it only in a residual would make the emission depend on
-// the draft.
-DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, double* log_q) {
-  const Params& p = q.p;
-  if (p.draft_logit == nullptr || q.s.draft_temperature == 0.0f) return DraftLaw::kOneHot;
-  const float logit = p.draft_logit[q.r * p.gamma + i];
-  *row = draft_row(q, i);
-  if (row->vocab < 0) return DraftLaw::kDisorder;
-  if (logit != logit || row->lse != row->lse || draft_has_nan(q.lane, *row)) {
-    return DraftLaw::kNone;
-  }
-  if (logit == -__builtin_inff() || !has_column(*row, token)) return DraftLaw::kZero;
-  if (row->lse - row->lse != 0.0) return DraftLaw::kNone;
-  const float largest = largest_finite(DSPARK_F32);
-  const double z = static_cast<double>(logit > largest ? largest : logit);
-  *log_q = z / row->temperature - row->lse;
-  return DraftLaw::kStored;
-}
-
-int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row) {
-  if (!q.lane.empty) {
-    const RowDraw d = row_draw(q, i, kResidualSegment);
-    const int32_t drawn =
-        row == nullptr ? sample_without(q.lane, token, d) : sample_residual(q.lane, *row, d);
-    if (drawn >= 0) return drawn;
-    q.status |= DSPARK_ZERO_RESIDUAL;
-  }
-  return from_target(q, i, kResidualSegment);
 }
 
 // Rule `token` at row i. Returns the token to emit; *flag as in the results, -2: no draft here.
@@ -265,39 +99,16 @@ bool is_stop(const Params& p, int64_t r, int32_t token) {
   return false;
 }
 
-// Writes one emitted token; true when the round ends behind it. A stop id goes before the cap.
-bool emit(Request& q, int32_t token) {
-  const Params& p = q.p;
-  const int64_t at = q.r * (p.gamma + 1) + q.emitted;
-  p.tokens[at] = token;
-  const float z = q.lane.empty ? -__builtin_inff() : logit_of(q.lane, token);
-  p.logprob[at] = z == -__builtin_inff() ? z : static_cast<float>(log_prob(q.lane, z));
-  p.logprob_raw[at] = static_cast<float>(raw_log_prob(q.lane, token));
-  p.next_anchor[q.r] = token;
-  q.emitted += 1;
-  if (is_stop(p, q.r, token)) {
-    q.finish = DSPARK_FINISH_STOP;
-  } else if (q.emitted == q.s.cap) {
-    q.finish = DSPARK_FINISH_LENGTH;
-  }
-  if (q.finish != DSPARK_FINISH_NONE) q.status |= DSPARK_STOPPED;
-  return q.finish != DSPARK_FINISH_NONE;
-}
-
 // One row; true when the round goes on to the next.
 bool step(Request& q, int32_t i) {
   const Params& p = q.p;
   int8_t* flags = p.accepted + q.r * p.gamma;
   analyse(q.lane, row_law(q, i));
   if (q.lane.nan) q.status |= DSPARK_NAN_TARGET;
-  if (i == q.s.length) {
-    emit(q, bonus(q, i));
-    return false;
-  }
-  const int32_t draft = p.draft_tokens[q.r * p.draft_tokens_stride + i];
-  if (draft < 0 || draft >= p.vocab_size) {
-    q.status |= DSPARK_BAD_DRAFT_ID;
-    emit(q, bonus(q, i));
+  const int32_t draft = draft_at(q, i);
+  if (draft < 0) {
+    record(q, i, bonus(q, i));
+    emit(q);
     return false;
   }
   int32_t token;
@@ -310,23 +121,84 @@ bool step(Request& q, int32_t i) {
   }
   flags[i] = flag;
   q.accepted += flag == 1 ? 1 : 0;
-  if (flag == 0) {
-    for (int32_t j = i + 1; j < q.s.length; ++j) flags[j] = -1;
-  }
-  return !emit(q, token) && flag == 1;
+  if (flag == 0) mark_unobserved(q, i + 1);
+  record(q, i, token);
+  return !emit(q) && flag == 1;
 }
 
 void clear_results(const Params& p, int64_t r) {
-  for (int64_t j = r * (p.gamma + 1); j < (r + 1) * (p.gamma + 1); ++j) {
-    p.tokens[j] = -1;
-    p.logprob[j] = 0.0f;
-    p.logprob_raw[j] = 0.0f;
-  }
   for (int64_t j = r * p.gamma; j < (r + 1) * p.gamma; ++j) p.accepted[j] = -2;
   p.next_anchor[r] = -1;
 }
 
+// Rows from `first` on emit nothing.
+void clear_rows(const Params& p, int64_t r, int32_t first) {
+  for (int64_t j = r * (p.gamma + 1) + first; j < (r + 1) * (p.gamma + 1); ++j) {
+    p.tokens[j] = -1;
+    p.logprob[j] = 0.0f;
+    p.logprob_raw[j] = 0.0f;
+  }
+}
+
 }  // namespace
+
+int32_t draft_at(Request& q, int32_t i) {
+  if (i == q.s.length) return -1;
+  const int32_t draft = q.p.draft_tokens[q.r * q.p.draft_tokens_stride + i];
+  if (draft >= 0 && draft < q.p.vocab_size) return draft;
+  q.status |= DSPARK_BAD_DRAFT_ID;
+  return -1;
+}
+
+void record(const Request& q, int32_t i, int32_t token) {
+  const Params& p = q.p;
+  const int64_t at = q.r * (p.gamma + 1) + i;
+  p.tokens[at] = token;
+  const float z = q.lane.empty ? -__builtin_inff() : logit_of(q.lane, token);
+  p.logprob[at] = z == -__builtin_inff() ? z : static_cast<float>(log_prob(q.lane, z));
+  p.logprob_raw[at] = static_cast<float>(raw_log_prob(q.lane, token));
+}
+
+// A stop id goes before the cap.
+bool emit(Request& q) {
+  const Params& p = q.p;
+  const int32_t token = p.tokens[q.r * (p.gamma + 1) + q.emitted];
+  p.next_anchor[q.r] = token;
+  q.emitted += 1;
+  if (is_stop(p, q.r, token)) {
+    q.finish = DSPARK_FINISH_STOP;
+  } else if (q.emitted == q.s.cap) {
+    q.finish = DSPARK_FINISH_LENGTH;
+  }
+  if (q.finish != DSPARK_FINISH_NONE) q.status |= DSPARK_STOPPED;
+  return q.finish != DSPARK_FINISH_NONE;
+}
+
+void mark_unobserved(const Request& q, int32_t i) {
+  for (int32_t j = i; j < q.s.length; ++j) q.p.accepted[q.r * q.p.gamma + j] = -1;
+}
+
+RowLaw row_law(const Request& q, int32_t i) {
+  const Params& p = q.p;
+  const Sampling& s = q.s;
+  const bool greedy = s.rule == DSPARK_RULE_GREEDY;
+  const int64_t row = s.first_row + i;
+  RowLaw law{};
+  law.logits = advance(p.target_logits, p.target_dtype, row * p.target_stride);
+  if (p.token_mask != nullptr) {
+    law.mask = p.token_mask + (p.mask_request_stride > 0
+                                   ? q.r * p.mask_request_stride + i * p.mask_row_stride
+                                   : row * p.mask_row_stride);
+  }
+  law.bias = p.logit_bias == nullptr ? nullptr : p.logit_bias + q.r * p.logit_bias_stride;
+  law.dtype = p.target_dtype;
+  law.vocab = p.vocab_size;
+  law.temperature = greedy ? 1.0f : s.temperature;
+  law.min_p = greedy ? 0.0f : s.min_p;
+  law.top_p = greedy ? 1.0f : s.top_p;
+  law.top_k = greedy ? 0 : s.top_k;
+  return law;
+}
 
 void verify_request(const Params& p, int64_t r, Lane& lane) {
   if (p.active != nullptr && p.active[r] == 0) return;
@@ -334,11 +206,14 @@ void verify_request(const Params& p, int64_t r, Lane& lane) {
   int32_t status = 0;
   const Sampling s = read_sampling(p, r, &status);
   Request q{p, r, lane, s, status, 0, 0, DSPARK_FINISH_NONE};
-  if (s.cap > 0) {
-    for (int32_t i = 0; i <= s.length; ++i) {
-      if (!step(q, i)) break;
+  if (s.cap > 0 && s.length >= 0) {
+    if (s.rule == DSPARK_RULE_BLOCK) {
+      verify_block(q);
+    } else {
+      for (int32_t i = 0; step(q, i); ++i) continue;
     }
   }
+  clear_rows(p, r, q.emitted);
   p.num_accepted[r] = q.accepted;
   p.num_emitted[r] = q.emitted;
   p.finish[r] = q.finish;

@@ -109,8 +109,10 @@ def rejection_sample(
     draft_temperature : array (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
     rule : str or array of codes (R,)
-        ``"greedy"``, ``"token"`` or ``"match"`` (:data:`RULES`). ``match`` samples ``y_i`` from
-        ``p_i`` and accepts while it equals the draft. Requests at temperature 0 are greedy.
+        ``"greedy"``, ``"token"``, ``"block"`` or ``"match"`` (:data:`RULES`). ``block`` decides over
+        all drafts together (Sun et al. 2024): it accepts at least as many, and reads every row.
+        ``match`` samples ``y_i`` from ``p_i`` and accepts while it equals the draft. Requests at
+        temperature 0 are greedy.
     anchor : array, shape (R,), int, optional
         The anchors; penalties will count them. Nothing else reads them.
     draft_to_target : array, shape (V_d,), int, optional
@@ -145,7 +147,7 @@ def rejection_sample(
     ArgumentError
         Lists every argument whose shape, dtype or range is wrong; nothing has been written.
     NotImplementedError
-        Rules ``block`` and ``synthetic``, penalties, ``min_tokens_left`` and ``top_logprobs``,
+        Rule ``synthetic``, penalties, ``min_tokens_left`` and ``top_logprobs``,
         which later releases will serve.
 
     Notes
@@ -395,8 +397,8 @@ class _Call:
         rule = self.given["rule"]
         codes = [RULES[rule]] if isinstance(rule, str) else self.check.values(self.views["rule"])
         missing += [
-            f"rule: {name!r} is not implemented yet; use 'greedy', 'token' or 'match'"
-            for name in ("block", "synthetic")
+            f"rule: {name!r} is not implemented yet; use 'token'"
+            for name in ("synthetic",)
             if RULES[name] in codes
         ]
         if self.given["top_logprobs"]:

@@ -10,117 +10,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext.reference._arguments import active_mask, legal, legal_temperature, per_request
-from dspark_ext.reference.draft_law import (
-    Disorder,
-    DraftLaw,
-    FullLaw,
-    NoLaw,
-    StoredLaw,
-    SupportLaw,
-    ZeroMass,
-    read_law,
-)
-from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET, Draws, draws_of
+from dspark_ext.reference.block_rule import verify_block
+from dspark_ext.reference.draft_law import FullLaw, StoredLaw, SupportLaw
+from dspark_ext.reference.draws import Draws, draws_of
 from dspark_ext.reference.rounding import DType
-from dspark_ext.reference.sampler import Draw, argmax
-from dspark_ext.reference.target_law import Processors, TargetRow
+from dspark_ext.reference.target_law import Processors
 from dspark_ext.reference.verification_request import Request, TargetRows
+from dspark_ext.reference.verification_rules import RULES, verify_rows
 from dspark_ext.results import Verification
 from dspark_ext.status import Status
 
 __all__ = ["RULES", "rejection_sample"]
 
-RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
-_SERVED = (RULES["greedy"], RULES["token"], RULES["match"])
+_SERVED = (RULES["greedy"], RULES["token"], RULES["block"], RULES["match"])
 _UNLIMITED = 1 << 30
-
-
-def _target_choice(request: Request, row: TargetRow, i: int) -> Draw:
-    """y_i of the rules greedy and match: the token that plain decoding would emit."""
-    if request.processors.temperature == 0:
-        if row.law.empty:
-            request.status |= int(Status.EMPTY_SUPPORT)
-            return Draw(row.fallback, np.inf)
-        return argmax(row.z)
-    return request.from_target(row, i, TARGET)
-
-
-def _bonus(request: Request, row: TargetRow, i: int) -> Draw:
-    """The token behind the last draft, from p: no draft is left to verify at this row."""
-    if request.rule == RULES["token"]:
-        return request.from_target(row, i, BONUS)
-    return _target_choice(request, row, i)
-
-
-def _residual(request: Request, row: TargetRow, law: DraftLaw, i: int) -> Draw:
-    """Draw from max(0, p - q) in log space: p * -expm1(min(0, log q - log p))."""
-    support = row.law.support
-    log_p = np.where(support, row.law.log_prob(), 0.0)
-    smaller = np.minimum(0.0, np.where(support, law.log_q - log_p, 0.0))
-    draw = request.draws.categorical(i, RESIDUAL, row.law, -np.expm1(smaller))
-    if draw is not None:
-        return draw
-    request.status |= 0 if row.law.empty else int(Status.ZERO_RESIDUAL)
-    return request.from_target(row, i, RESIDUAL)
-
-
-def _verify_token(request: Request, row: TargetRow, i: int, draft: int) -> tuple[bool, Draw]:
-    """Rule `token` at row i: (accepted, draw); raises ZeroMass when q(draft) = 0."""
-    try:
-        law = read_law(
-            request.law, request.draft_temperature, request.index, i, draft, request.vocab
-        )
-    except NoLaw as reason:
-        bad = Status.BAD_DRAFT_ID if isinstance(reason, Disorder) else Status.NAN_DRAFT
-        request.status |= int(bad | Status.FORCED_REJECT)
-        return False, request.from_target(row, i, RESIDUAL)
-    log_p = float(row.law.log_prob()[draft])
-    if log_p == -np.inf:
-        request.status |= int(Status.FORCED_REJECT)
-        return False, _residual(request, row, law, i)
-    ratio = float(np.exp(min(0.0, log_p - law.log_q_draft)))
-    accepted, margin = request.draws.coin(i, ratio)
-    margin = min(margin, row.law.margin)
-    if accepted:
-        return True, Draw(draft, margin)
-    draw = _residual(request, row, law, i)
-    return False, Draw(draw.token, min(margin, draw.margin))
-
-
-def _run(request: Request) -> None:
-    """Emit the tokens of one request, row by row, until a rejection, a stop or the bonus."""
-    scheduled = len(request.drafts)
-    for i in range(scheduled + 1):
-        row = request.rows.processed(i, request.processors)
-        request.status |= int(Status.NAN_TARGET) if row.found_nan else 0
-        draft = int(request.drafts[i]) if i < scheduled else -1
-        if i == scheduled or not 0 <= draft < request.vocab:
-            request.status |= int(Status.BAD_DRAFT_ID) if i < scheduled else 0
-            draw = _bonus(request, row, i)
-            request.emit(row, draw.token, draw.margin)
-            return
-        if request.rule == RULES["token"]:
-            try:
-                accepted, draw = _verify_token(request, row, i, draft)
-            except ZeroMass:
-                request.status |= int(Status.BAD_DRAFT_ID)
-                draw = _bonus(request, row, i)
-                request.emit(row, draw.token, draw.margin)
-                return
-        else:
-            draw = _target_choice(request, row, i)
-            accepted = draw.token == draft and not row.law.empty
-        request.flags[i] = int(accepted)
-        if not accepted:
-            request.flags.update(dict.fromkeys(range(i + 1, scheduled), -1))
-        if request.emit(row, draw.token, draw.margin) or not accepted:
-            return
 
 
 def _refuse_what_is_not_served(later: dict[str, Any], top_logprobs: int, rules: Any) -> None:
     missing = [name for name, value in later.items() if value is not None]
     missing += ["top_logprobs"] if top_logprobs else []
-    missing += [f"rule {name!r}" for name in ("block", "synthetic") if RULES[name] in rules]
+    missing += [f"rule {name!r}" for name in ("synthetic",) if RULES[name] in rules]
     if missing:
         raise NotImplementedError(f"rejection_sample: not implemented yet: {', '.join(missing)}")
 
@@ -303,7 +212,7 @@ def rejection_sample(
     draft_temperature : array_like (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot.
     rule : str or array_like of codes (R,)
-        "greedy", "token" or "match" (:data:`RULES`).
+        "greedy", "token", "block" or "match" (:data:`RULES`).
     draft_to_target : array_like (V_d,), optional
         Target ids of the columns of ``draft_logits``.
     stop_ids : array_like (S,) or (R, S), optional
@@ -330,7 +239,7 @@ def rejection_sample(
     Raises
     ------
     NotImplementedError
-        Penalties, min-tokens, the rules block and synthetic, top_logprobs.
+        Penalties, min-tokens, the rule synthetic, top_logprobs.
     ValueError
         An unknown rule name; a law given in part.
 
@@ -345,10 +254,12 @@ def rejection_sample(
       before the coin (flag 0, NAN_DRAFT and FORCED_REJECT); the token is from p with the
       residual's kinds. An infinite lse is treated alike, and so is a list of ids that does not
       ascend or leaves [0, V) (BAD_DRAFT_ID and FORCED_REJECT).
-    * p(draft) = 0 is FORCED_REJECT with the residual. Both bits belong to the rule ``token``.
+    * p(draft) = 0 is FORCED_REJECT with the residual. Both bits belong to ``token`` and ``block``.
     * A row without mass refuses its draft under every rule and emits the lowest allowed id.
-    * Only rows that emit a token are looked at, so only they set bits; NAN_TARGET looks at all V
-      columns, allowed or not, because the raw log-probability needs them.
+    * ``block`` looks at every row until a draft that cannot be accepted. A draft without a valid
+      law, or a row without mass, ends its prefix there like a placeholder, but is refused (flag 0).
+      Under the other rules only rows that emit a token are looked at. What is looked at sets bits;
+      NAN_TARGET looks at all V columns, allowed or not: the raw log-probability needs them.
     * When a stop id is the last token that the cap allows, the finish reason is stop.
     * A rejected draft's followers keep -1 when the emitted token is a stop id.
     * log p is at the request's T over the truncated support; the raw one at T = 1, unmasked.
@@ -413,7 +324,10 @@ def rejection_sample(
             vocab=vocab,
             law=law,
         )
-        _run(request)
+        if request.rule == RULES["block"]:
+            verify_block(request)
+        else:
+            verify_rows(request)
         _write(result, request)
         if margin is not None:
             margin[r, : len(request.margins)] = request.margins

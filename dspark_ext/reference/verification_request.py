@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark_ext.reference.draft_law import StoredLaw
+from dspark_ext.reference.draft_law import Disorder, DraftLaw, NoLaw, StoredLaw, ZeroMass, read_law
 from dspark_ext.reference.draws import Draws
 from dspark_ext.reference.philox import Kind
 from dspark_ext.reference.rounding import DType
@@ -59,6 +59,39 @@ class Request:
     logprob_raw: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     flags: dict[int, int] = field(default_factory=dict)
+
+    def row(self, i: int) -> TargetRow:
+        """Row i after the processors."""
+        row = self.rows.processed(i, self.processors)
+        self.status |= int(Status.NAN_TARGET) if row.found_nan else 0
+        return row
+
+    def draft_at(self, i: int) -> int:
+        """The draft of row i; -1: none is left, or its id is no target id (BAD_DRAFT_ID)."""
+        if i == len(self.drafts):
+            return -1
+        if 0 <= self.drafts[i] < self.vocab:
+            return int(self.drafts[i])
+        self.status |= int(Status.BAD_DRAFT_ID)
+        return -1
+
+    def draft_law(self, i: int, draft: int) -> DraftLaw:
+        """The law of draft i; sets the bits of what :func:`read_law` raises."""
+        try:
+            return read_law(self.law, self.draft_temperature, self.index, i, draft, self.vocab)
+        except NoLaw as reason:
+            bad = Status.BAD_DRAFT_ID if isinstance(reason, Disorder) else Status.NAN_DRAFT
+            self.status |= int(bad)
+            raise
+        except ZeroMass:
+            self.status |= int(Status.BAD_DRAFT_ID)
+            raise
+
+    def flag(self, i: int, accepted: bool) -> None:
+        """Accept flag of draft i; the drafts behind a rejected one are unobserved."""
+        self.flags[i] = int(accepted)
+        if not accepted:
+            self.flags.update(dict.fromkeys(range(i + 1, len(self.drafts)), -1))
 
     def emit(self, row: TargetRow, token: int, margin: float) -> bool:
         """Emit a token; True when the round ends behind it (a stop id goes before the cap)."""

@@ -107,6 +107,7 @@ def test_joint_law_on_the_reference(schedule: str, rng: np.random.Generator) -> 
         {"temperature": 1.5, "draft_temperature": 0.5},
         {"temperature": 1.0, "draft_temperature": 0.0},
         {"temperature": 1.0, "rule": "match"},
+        {"temperature": 1.0, "rule": "block"},
         {"temperature": 1.0, "topk_support": 2},
         {"temperature": 0.8, "topk_support": 3, "rule": "match"},
     ],

@@ -178,6 +178,25 @@ CASES = {
     "token-short": {"length": 1},
     "token-none": {"length": 0},
     "token-stop": {"verify": {"stop_ids": [2]}},
+    "block": {"rule": "block"},
+    "block-other-temperatures": {"rule": "block", "t": 0.7, "t_draft": 1.3},
+    "block-all-filters": {
+        "rule": "block",
+        "t": 1.4,
+        "verify": {"min_p": 0.05, "top_k": 2, "top_p": 0.8},
+    },
+    "block-mask-bias": {"rule": "block", "verify": {**MASK, **BIAS}},
+    "block-truncated-draft": {"rule": "block", "draft": {"top_k": 2}},
+    "block-top-m": {"rule": "block", "draft": {"topk_support": 2}},
+    "block-reduced-vocabulary": {
+        "rule": "block",
+        "columns": 2,
+        "draft": {"draft_to_target": [0, 2]},
+    },
+    "block-greedy-draft": {"rule": "block", "t_draft": 0.0},
+    "block-sampled-draft-as-one-hot": {"rule": "block", "t_draft": 1.0, "claimed_t_draft": 0.0},
+    "block-short": {"rule": "block", "length": 1},
+    "block-stop": {"rule": "block", "verify": {"stop_ids": [2]}},
     "match": {"rule": "match"},
     "match-greedy-draft": {"rule": "match", "t_draft": 0.0},
     "match-filters": {"rule": "match", "t": 0.8, "verify": {**MASK, "top_p": 0.7}},
@@ -195,6 +214,7 @@ def test_the_law_is_the_targets(case: dict[str, Any]) -> None:
 CONTROLS = {
     "draft-drawn-at-another-temperature": {"t_draft": 1.0, "claimed_t_draft": 0.6},
     "greedy-draft-verified-as-sampled": {"t_draft": 0.0, "claimed_t_draft": 1.0},
+    "block-with-the-wrong-law": {"rule": "block", "t_draft": 1.0, "claimed_t_draft": 0.6},
 }
 
 

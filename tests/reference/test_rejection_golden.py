@@ -477,7 +477,6 @@ def test_empty_batch_and_inactive_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"rule": "block"}, "block"),
         ({"rule": "synthetic"}, "synthetic"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"top_logprobs": 3}, "top_logprobs"),

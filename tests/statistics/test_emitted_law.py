@@ -77,7 +77,7 @@ P8 = np.array([0.3, 0.22, 0.16, 0.12, 0.09, 0.06, 0.04, 0.01])
 Q8 = np.array([0.1, 0.3, 0.05, 0.2, 0.05, 0.1, 0.1, 0.1])
 
 
-@pytest.mark.parametrize("rule", ["token", "match"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_every_emitted_position_follows_p(rule: str, gamma: int) -> None:
     """Position j, given that it is emitted, has the law p; so do pairs of positions."""
@@ -95,7 +95,7 @@ def test_every_emitted_position_follows_p(rule: str, gamma: int) -> None:
     assert p_value(draft.tokens[:, 0], P8) < LEVEL
 
 
-@pytest.mark.parametrize("rule", ["token", "match"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
 @pytest.mark.parametrize(
     "truncation",
     [
@@ -133,7 +133,7 @@ def test_v13_truncation_holds_in_the_residual() -> None:
     assert p_value(residual, kept) < LEVEL  # control: p' itself in place of the residual
 
 
-@pytest.mark.parametrize("rule", ["token", "match"])
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
 def test_reduced_draft_vocabulary(rule: str) -> None:
     """Ids the draft cannot propose are reached through the residual."""
     ids = np.array([1, 4, 6], np.int32)

@@ -5,7 +5,9 @@
 // Row i of a request verifies draft i+1; row l is the bonus row. Draft x is accepted iff
 // u < p(x) / q(x), strictly; the first rejection emits one token of the residual max(0, p - q);
 // when all l drafts are accepted the bonus comes from p_l. Rules: greedy (equal to the argmax),
-// token (the above), match (y_i ~ p_i, accept while y_i equals the draft).
+// token (the above), block (one decision over all drafts: P_i = min(1, P_{i-1} p(x_i) / q(x_i)),
+// S_i = sum max(P_i p_i - q_{i+1}, 0), the largest i with u_i < S_i / (S_i + 1 - P_i), u_l < P_l),
+// match (y_i ~ p_i, accept while y_i equals the draft).
 //
 // Processors act on every row in this order: token mask, logit bias; then argmax (T = 0), or
 // temperature, min-p, top-k, top-p (crossing token kept). Total order: probability descending, id
@@ -16,7 +18,7 @@
 // the request's rows, a request without a row emits nothing. A draft id outside [0, V), or with
 // q = 0, ends the prefix and the token comes from p; a NaN in the stored law of a draft refuses it,
 // and so do support_ids that do not ascend or leave [0, V).
-// Rows behind the first rejection are not read.
+// Rows behind the first rejection are not read; block reads all rows.
 #ifndef DSPARK_REJECTION_SAMPLER_H_
 #define DSPARK_REJECTION_SAMPLER_H_
 
@@ -30,7 +32,7 @@ extern "C" {
 typedef enum dspark_rule {
   DSPARK_RULE_GREEDY = 0,    ///< accept while the draft equals the argmax
   DSPARK_RULE_TOKEN = 1,     ///< min(1, p / q) and the residual
-  DSPARK_RULE_BLOCK = 2,     ///< not served yet
+  DSPARK_RULE_BLOCK = 2,     ///< all drafts together (Sun et al.): the most that can be accepted
   DSPARK_RULE_MATCH = 3,     ///< sample p, accept the equal prefix
   DSPARK_RULE_SYNTHETIC = 4  ///< not served yet
 } dspark_rule;

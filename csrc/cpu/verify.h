@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One request of the CPU rejection sampler as its rules see it. verify_request.cpp reads the
+// request and walks its rows, verify_draws.cpp draws and knows the drafts' laws, verify_block.cpp
+// holds the rule that looks at all rows before it decides.
+#ifndef DSPARK_CPU_VERIFY_H_
+#define DSPARK_CPU_VERIFY_H_
+
+#include "core/philox.h"
+#include "cpu/request.h"
+
+namespace dspark::cpu {
+
+/// The sampling parameters of a request after illegal values were replaced by "off".
+struct Sampling {
+  int32_t rule;
+  float temperature;  // 0 = greedy
+  float draft_temperature;
+  float min_p;
+  float top_p;
+  int32_t top_k;
+  int32_t cap;
+  int32_t length;  // scheduled drafts; -1: there is no row
+  int64_t first_row;
+};
+
+/// A request on its way through the rows.
+struct Request {
+  const dspark_rejection_sampler_params& p;
+  int64_t r;
+  Lane& lane;
+  Sampling s;
+  int32_t status;
+  int32_t accepted;
+  int32_t emitted;
+  int32_t finish;
+};
+
+/// What is known of the law a draft was drawn from.
+enum class DraftLaw {
+  kOneHot,    ///< greedy, or nothing is stored
+  kStored,    ///< log q(v) of every id
+  kNone,      ///< a NaN or an infinite lse
+  kDisorder,  ///< a list of ids that does not ascend or leaves the vocabulary
+  kZero       ///< q of the drafted id is 0
+};
+
+/// The law of row i after the processors.
+RowLaw row_law(const Request& q, int32_t i);
+/// Whether the accept draw of row i is below `ratio`, strictly, in 53 bits.
+bool coin(const Request& q, int32_t i, double ratio);
+/// A token of p itself.
+int32_t from_target(Request& q, int32_t i, DrawKind segment_kind);
+/// What plain decoding would emit at row i: rules greedy and match.
+int32_t target_choice(Request& q, int32_t i);
+/// The token behind the last draft.
+int32_t bonus(Request& q, int32_t i);
+/// The law that draft i was drawn from.
+DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, double* log_q);
+/// One token of max(0, p - q), p being the law in the lane; `row` null: q is one-hot at `token`.
+int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row);
+
+/// The draft of row i; -1: there is none, or its id is no target id (BAD_DRAFT_ID).
+int32_t draft_at(Request& q, int32_t i);
+/// Write the token of row i with its log-probabilities under the law in the lane.
+void record(const Request& q, int32_t i, int32_t token);
+/// Count the token of row q.emitted as emitted; true when the round ends behind it.
+bool emit(Request& q);
+/// Flag -1 for the scheduled drafts from i on: they lie behind a rejection.
+void mark_unobserved(const Request& q, int32_t i);
+
+/// Rule `block` for all rows of the request.
+void verify_block(Request& q);
+
+}  // namespace dspark::cpu
+
+#endif  // DSPARK_CPU_VERIFY_H_
