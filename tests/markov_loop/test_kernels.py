@@ -83,7 +83,8 @@ def assert_equal(got: dx.Draft, want: dx.Draft, rows: Any = slice(None)) -> None
 def assert_twins(got: dx.Draft, want: dx.Draft) -> None:
     """What the CPU backend answers, to the bit; lse is a sum in another order, in float64."""
     for name in EXACT:
-        assert torch.equal(getattr(got, name), getattr(want, name)), name
+        if getattr(want, name) is not None:
+            assert torch.equal(getattr(got, name), getattr(want, name)), name
     a, b = got.lse.numpy(), want.lse.numpy()
     near = np.abs(b) < 1e30
     np.testing.assert_array_equal(a[~near], b[~near])
@@ -251,3 +252,10 @@ def test_faster_sources_can_be_held_back(
         monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", source)
         same[source] = torch.equal(run(case, backend).logits, twin.logits)
     assert same == {"scalar": True, "mma": False, "any": False}
+
+
+def test_full_vocabulary(backend: str, rng: np.random.Generator) -> None:
+    """Resident segments, and a stream that goes forwards and backwards."""
+    case = random_case(rng, 2, 2, 151_936, 64, base="bf16", w1="bf16", w2="bf16", grid=True)
+    case["store_logits"] = False
+    assert_twins(run(case, backend), dx.markov_loop(**case))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import dspark_ext as dx
@@ -89,6 +90,51 @@ def test_law_of_both_slots(
     biased = dx.markov_loop(**many, **cut, temperature=1.1 * TEMPERATURE)
     law = truncated(one.logits[0, 0].astype(np.float64), TEMPERATURE, top_k, top_p)
     assert p_value(biased.tokens[:, 0], law) < REJECT
+
+
+#: Draws of one call of the kernels: .01 more of a cell with p = .004 are ten standard deviations.
+KERNEL_ROWS = 4096
+KERNELS = ["simt", *(["cuda"] if dx.info()["cuda"]["usable"] else [])]
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("backend", KERNELS, indirect=True)
+def test_law_of_the_kernels(
+    head: str, backend: str, make: Callable[..., Case], rng: np.random.Generator
+) -> None:
+    """4096 draws against the float64 softmax of z; .01 of total variation does not pass."""
+    vocab, rare = 160, 130  # two segments
+    case = make(1, 1, vocab, 16, head=head)
+    u = np.full(vocab, -40.0)
+    u[rng.choice(vocab, 24, replace=False)] = rng.normal(0, 0.5, 24)
+    one = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in case.items()}
+    for name in ("w1", "w2"):
+        one[name] = (one[name] / 4).bfloat16()
+    one["base_logits"] = torch.from_numpy(u[None, None]).float()
+    z = dx.markov_loop(**one, store_logits=True).logits[0, 0].double().numpy()
+    # One cell of the second segment has p = .004.
+    others = np.delete(np.exp(z / TEMPERATURE), rare).sum()
+    u[rare] += TEMPERATURE * np.log(others / 249) - z[rare]
+    one["base_logits"] = torch.from_numpy(u[None, None]).float()
+    z = dx.markov_loop(**one, store_logits=True).logits[0, 0].double().numpy()
+    law = np.exp((z - z.max()) / TEMPERATURE)
+    law /= law.sum()
+
+    for name in ("base_logits", "hidden"):
+        if name in one:
+            one[name] = one[name].expand(KERNEL_ROWS, *one[name].shape[1:])
+    one["anchor"] = one["anchor"].repeat(KERNEL_ROWS)
+    one["seed"] = torch.from_numpy(rng.integers(0, 2**63, KERNEL_ROWS))
+    one["position"] = torch.from_numpy(rng.integers(0, 2**31, KERNEL_ROWS))
+    if backend == "cuda":
+        one = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in one.items()}
+    tokens = dx.markov_loop(**one, temperature=TEMPERATURE, backend=backend).tokens[:, 0]
+    drawn = tokens.cpu().numpy()
+    assert p_value(drawn, law) > REJECT
+
+    biased = drawn.copy()
+    biased[rng.random(KERNEL_ROWS) < 0.01] = rare
+    assert p_value(biased, law) < REJECT
 
 
 def test_slots_are_drawn_independently(make: Callable[..., Case]) -> None:
