@@ -6,9 +6,9 @@
 
 --save keeps the JSON in FILE, or in bench/results/<machine>/.
 
-The model of an H200 (lib/roofline.py; assumptions, not measurements): the floor, and what the
-design should take. And what this machine has, measured in one run, contenders in turns, medians;
-every time is of a whole call, all gamma = 7 steps.
+The model of an H200 (lib/roofline.py; assumptions, not measurements): the floor, what the design
+and what the kernel that was built should take. And what this machine has, measured in one run,
+contenders in turns, medians; every time is of a whole call, all gamma = 7 steps.
 
 On a CPU
     op        dspark_ext.markov_loop with preallocated results
@@ -82,6 +82,7 @@ def model() -> Rows:
             "V": v,
             "floor us": 1e6 * roofline.floor(r, v),
             "design us": 1e6 * roofline.loop(r, v),
+            "built us": 1e6 * roofline.built(r, v),
             "design int8 us": 1e6 * roofline.loop(r, v, width=1),
             "top-M floor us": 1e6 * roofline.support_floor(r, v),
             "chain us": 1e6 * roofline.stock(r, v),

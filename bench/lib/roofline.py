@@ -15,7 +15,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["H200", "Device", "Resident", "Terms", "floor", "loop", "resident", "step", "stock"]
+__all__ = [
+    "H200",
+    "Device",
+    "Resident",
+    "Terms",
+    "built",
+    "floor",
+    "loop",
+    "resident",
+    "step",
+    "stock",
+    "support_floor",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,13 @@ FEW_REQUESTS = 64  # up to here the accumulators leave registers for W2
 MIN_TENSOR_REQUESTS = 8  # below, the tensor cores are padded: W2's bytes decide, not arithmetic
 OPERATIONS = 12  # fp32 operations a logit in the epilogue
 SPECIALS = 1  # exponentials a logit
+# What was built, for bf16 W2 on sm_90a: boxes of 128 ids by 64 columns that a multiprocessor keeps,
+# by requests (csrc/cuda/markov_loop/config_wgmma.h), and its epilogue, whose exponential is the
+# arithmetic that all backends share.
+BOX = 16384
+BOXES = ((8, 12), (32, 11), (64, 10), (128, 8))
+BUILT_OPERATIONS = 35
+BUILT_REQUESTS = 128  # of one launch
 STOCK_KERNELS = 9  # of a step of the composed chain: embed, product, add, noise, argmax, copies
 STOCK_PASSES = 4  # over [R, V] of 16 bits: bias written, U read, sum written, sum read
 
@@ -160,6 +179,38 @@ def loop(
     return seconds(True) + (gamma - 1) * seconds(False)
 
 
+def built(
+    requests: int, vocab: int, *, gamma: int = 7, rank: int = 256, device: Device = H200
+) -> float:
+    """Return the seconds that the kernel in the tree should take, bf16 W2 on sm_90a.
+
+    It differs from the design of :func:`loop` in two ways: registers hold no W2, and the epilogue
+    does not run beside the products, only beside the stream of W2.
+    """
+    if requests > BUILT_REQUESTS:
+        launches = -(-requests // BUILT_REQUESTS)
+        part = -(-requests // launches)
+        return launches * built(part, vocab, gamma=gamma, rank=rank, device=device)
+    kept = next(boxes for most, boxes in BOXES if requests <= most)
+    segments = -(-vocab // 128)
+    owned = -(-segments // device.multiprocessors) * (rank // 64)
+    streamed = max(owned - kept, 0) * BOX * device.multiprocessors
+    shared = owned * BOX * device.multiprocessors / device.shared
+    l2 = min(streamed, device.l2_resident)
+    logits = requests * vocab
+    products = 2.0 * logits * rank / device.tensor
+    cycles = device.multiprocessors * device.clock
+    work = products + BUILT_OPERATIONS * logits / (device.lanes * cycles)
+    u = 2.0 * logits
+
+    def seconds(from_l2: float, from_memory: float) -> float:
+        read = max((from_l2 + from_memory + u) / device.l2, (from_memory + u) / device.memory)
+        return max(read, work, shared) + device.exchange
+
+    first = seconds(0.0, w2_bytes(vocab, rank))
+    return first + (gamma - 1) * seconds(l2, streamed - l2)
+
+
 def floor(
     requests: int,
     vocab: int,
@@ -212,9 +263,9 @@ def main() -> None:
         cells = [products, u, t.special, t.alu, once, w2, t.bound + H200.exchange]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:8.2f}" for x in cells))
     print("\ngamma = 7, microseconds")
-    print("   R       V     floor  design bf16  design 8 bit  chain in a graph")
+    print("   R       V     floor  design bf16  built bf16  design 8 bit  chain in a graph")
     for r, v in shapes:
-        cells = [floor(r, v), loop(r, v), loop(r, v, width=1), stock(r, v)]
+        cells = [floor(r, v), loop(r, v), built(r, v), loop(r, v, width=1), stock(r, v)]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:10.1f}" for x in cells))
 
 

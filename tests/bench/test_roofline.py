@@ -103,3 +103,11 @@ def test_constants_matter() -> None:
     slow = dataclasses.replace(roofline.H200, l2=3e12, exchange=2.4e-6)
     assert roofline.loop(1, 151_936, device=slow) > 1.3 * roofline.loop(1, 151_936)
     assert roofline.loop(1, 151_936, gamma=1) > roofline.floor(1, 151_936, gamma=1)
+
+
+@pytest.mark.parametrize("shape", WHOLE_LOOP, ids=lambda s: f"R={s[0]}-V={s[1]}")
+def test_what_was_built_lies_between_the_design_and_the_chain(shape: tuple[int, int]) -> None:
+    r, v = shape
+    ratio = roofline.built(r, v) / roofline.loop(r, v)
+    assert 0.95 < ratio < (1.6 if r <= 32 else 2.8), ratio
+    assert roofline.built(r, v) < roofline.stock(r, v)
