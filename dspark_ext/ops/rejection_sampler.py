@@ -109,8 +109,8 @@ def rejection_sample(
     draft_temperature : array (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
     rule : str or array of codes (R,)
-        ``"greedy"``, ``"token"``, ``"block"`` or ``"match"`` (:data:`RULES`). ``block`` decides over
-        all drafts together (Sun et al. 2024): it accepts at least as many, and reads every row.
+        ``"greedy"``, ``"token"``, ``"block"`` or ``"match"`` (:data:`RULES`). ``block`` decides
+        over all drafts together (Sun et al. 2024): it accepts at least as many, reads every row.
         ``match`` samples ``y_i`` from ``p_i`` and accepts while it equals the draft. Requests at
         temperature 0 are greedy.
     anchor : array, shape (R,), int, optional

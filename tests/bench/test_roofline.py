@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -111,3 +112,22 @@ def test_what_was_built_lies_between_the_design_and_the_chain(shape: tuple[int, 
     ratio = roofline.built(r, v) / roofline.loop(r, v)
     assert 0.95 < ratio < (1.6 if r <= 32 else 2.8), ratio
     assert roofline.built(r, v) < roofline.stock(r, v)
+
+
+def test_the_table_of_the_documentation_is_the_model() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "markov_loop.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d,]+) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 8
+    for requests, vocab, cells in rows:
+        r, v = int(requests), int(vocab.replace(",", ""))
+        model = [
+            roofline.floor(r, v),
+            roofline.loop(r, v),
+            roofline.built(r, v),
+            roofline.loop(r, v, width=1),
+            roofline.stock(r, v),
+        ]
+        for seconds, cell in zip(model, cells.split(" | "), strict=True):
+            digits = len(cell.partition(".")[2])
+            assert f"{1e6 * seconds:.{digits}f}" == cell, (r, v, cell)
