@@ -117,7 +117,9 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-rnn": markov_loop(torch.bfloat16, "rnn", requests=2),
         "f16-gated": markov_loop(torch.float16, "gated", requests=2),
         "bf16-many": markov_loop(torch.bfloat16, requests=18, rank=64, store_logits=True),
+        "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
+        "f16-groups": markov_loop(torch.float16, requests=66, rank=64),
     },
 }
 

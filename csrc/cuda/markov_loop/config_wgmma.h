@@ -8,9 +8,8 @@
 
 namespace dspark::cuda::markov {
 
-// Boxes that stream when not all of a CTA's part is resident: those of one segment, which may be in
-// use by several groups in turn, and four on their way (64 KB: the bandwidth of L2 times its
-// latency is about 50 KB an SM).
+// Boxes on their way beside those of one segment, which several groups in turn may be using: 64 KB,
+// while the bandwidth of L2 times its latency is about 50 KB an SM.
 constexpr int32_t kBoxesAhead = 4;
 // Slots have a bit each in a word.
 constexpr int32_t kMaxSlots = 31;
@@ -60,9 +59,13 @@ inline bool wgmma_config(Config& c, const Params& p, const prim::DeviceLimits& d
   c.slots = left / kSlotBytes < kMaxSlots ? left / kSlotBytes : kMaxSlots;
   if (c.slots >= owned * boxes) {
     c.slots = owned * boxes;
+  } else if (c.slots > boxes + kBoxesAhead) {
+    // Whole segments stay; the ring has what is left.
+    c.ring = c.slots - (c.slots - boxes - kBoxesAhead) / boxes * boxes;
+  } else if (c.slots > boxes) {
+    c.ring = c.slots;
   } else {
-    c.ring = boxes + kBoxesAhead;
-    if (c.slots < c.ring) return false;
+    return false;
   }
   c.source_bytes = static_cast<uint32_t>(c.slots * kSlotBytes + beside);
   c.shared_bytes = c.source_bytes + record_bytes(c, rows);

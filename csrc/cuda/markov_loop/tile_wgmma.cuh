@@ -59,7 +59,7 @@ class WgmmaSource {
         first_(first_segment(args.config, blockIdx.x)),
         owned_(first_segment(args.config, blockIdx.x + 1) - first_),
         chunks_(args.p.rank / kChunkColumns),
-        resident_(args.config.slots - args.config.ring) {
+        resident_(min(args.config.slots - args.config.ring, owned_ * chunks_)) {
     const int32_t groups = (args.p.num_requests + args.config.group - 1) / args.config.group;
     (void)rows;  // the layout follows the requests, as the host's does
     full_ = reinterpret_cast<uint64_t*>(vectors(groups));
@@ -81,10 +81,10 @@ class WgmmaSource {
       prim::mbarrier_init(empty_ + slot, kWarps);
     }
     prim::mbarrier_init_fence();
-    for (int32_t box = 0; box < resident_ && box < boxes(); ++box) copy(box);
     for (int32_t i = 0; i < args_.config.ring && resident_ + i < boxes(); ++i) {
       copy(forward_ ? resident_ + i : boxes() - 1 - i);
     }
+    for (int32_t box = 0; box < resident_; ++box) copy(box);
   }
 
   __device__ void begin_step(int32_t step) {
@@ -95,7 +95,10 @@ class WgmmaSource {
   }
 
   __device__ int32_t segment(int32_t position) const {
-    return first_ + (forward_ ? position : owned_ - 1 - position);
+    const int32_t stay = resident_ / chunks_;
+    const int32_t streamed = owned_ - stay;
+    if (position >= streamed) return first_ + position - streamed;
+    return first_ + (forward_ ? stay + position : owned_ - 1 - position);
   }
 
   // Every group has a place of its own, so that a step stores its vectors once.
