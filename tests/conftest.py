@@ -67,30 +67,35 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator for NumPy arrays: arguments to the device, results back, for ``"cuda"`` only."""
+    """The operator for arrays of the host: to the device and back, with ``backend="cuda"`` only.
+
+    A call that has tensors on a device already is left alone.
+    """
     torch = pytest.importorskip("torch")
 
     def there(x: Any) -> Any:
-        return torch.from_numpy(x).cuda() if isinstance(x, np.ndarray) else x
-
-    def back(x: Any) -> Any:
-        return x.cpu().numpy() if isinstance(x, torch.Tensor) else x
+        x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        return x.cuda() if isinstance(x, torch.Tensor) else x
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(function).bind(*args, **kwargs).arguments
-        if bound.get("backend") != "cuda":
+        given = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+        tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
+        if given.get("backend") != "cuda" or any(x.is_cuda for x in tensors):
             return function(*args, **kwargs)
-        out = bound.pop("out", None)
-        moved = {k: there(v) for k, v in bound.items()}
+
+        def back(x: Any) -> Any:
+            return x if x is None else x.cpu() if tensors else x.cpu().numpy()
+
+        out = given.pop("out", None)
         if out is not None:
-            moved["out"] = type(out)(**{k: there(v) for k, v in vars(out).items()})
-        answer = function(**moved)
-        if out is not None:
-            for key, value in vars(answer).items():
-                if value is not None:
-                    getattr(out, key)[...] = back(value)
-            return out
-        return type(answer)(**{k: back(v) for k, v in vars(answer).items()})
+            given["out"] = type(out)(**{k: there(v) for k, v in vars(out).items()})
+        answer = function(**{k: v if k == "out" else there(v) for k, v in given.items()})
+        if out is None:
+            return type(answer)(**{k: back(v) for k, v in vars(answer).items()})
+        for key, value in vars(answer).items():
+            if value is not None:
+                getattr(out, key)[...] = back(value)
+        return out
 
     return call
 
