@@ -399,7 +399,8 @@ void Block::named_barrier(int id, int threads, bool wait, Site site) {
   }
 }
 
-void Block::warp_collective(unsigned mask, Finish finish, const char* what, Site site) {
+void Block::warp_collective(unsigned mask, Finish finish, const char* what, Site site,
+                            bool orders_memory) {
   Fiber* me = context.fiber;
   const unsigned first = me->warp * 32;
   const unsigned count = std::min<unsigned>(32, static_cast<unsigned>(fibers_.size()) - first);
@@ -427,10 +428,10 @@ void Block::warp_collective(unsigned mask, Finish finish, const char* what, Site
            mask, what, other.what, other.lane, place(other.site).c_str());
     }
   }
-  finish_warp(me);
+  finish_warp(me, orders_memory);
 }
 
-void Block::finish_warp(Fiber* last) {
+void Block::finish_warp(Fiber* last, bool orders_memory) {
   Thread* lanes[32] = {};
   std::vector<Fiber*> members;
   const unsigned first = last->warp * 32;
@@ -439,7 +440,7 @@ void Block::finish_warp(Fiber* last) {
     if ((last->mask >> i & 1u) != 0) members.push_back(&fibers_[first + i]);
   }
   last->finish(lanes, last->mask);
-  check::meet(*this, members);
+  if (orders_memory) check::meet(*this, members);
   grid_.progress();
   for (Fiber* fiber : members) {
     if (fiber != last || shuffled_) wake(fiber);

@@ -72,7 +72,8 @@ class Block {
   // Called by the running thread.
   int block_barrier(Vote vote, int predicate, Site site);
   void named_barrier(int id, int threads, bool wait, Site site);
-  void warp_collective(unsigned mask, Finish finish, const char* what, Site site);
+  void warp_collective(unsigned mask, Finish finish, const char* what, Site site,
+                       bool orders_memory);
   void wait_for_progress(const char* what, Site site);
   /// Stay able to go on, but let the seed decide who does.
   void yield();
@@ -126,7 +127,7 @@ class Block {
   void land_one();
   void finish_block_barrier();
   void check_block_barrier();
-  void finish_warp(Fiber* last);
+  void finish_warp(Fiber* last, bool orders_memory);
   void exit_thread();
   void check_end();
   static void entry();

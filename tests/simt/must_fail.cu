@@ -52,6 +52,16 @@ __global__ void warp_sync(Arrays a) {
 }
 
 template <bool kRight>
+__global__ void shuffle_is_no_barrier(Arrays a) {
+  __shared__ float line[kThreads];
+  const unsigned t = threadIdx.x;
+  line[t] = static_cast<float>(t);
+  const float x = __shfl_xor_sync(0xffffffffu, line[t], 3);
+  if (kRight) __syncwarp();
+  a.data[t] = line[t ^ 1] + x;
+}
+
+template <bool kRight>
 __global__ void named_barrier(Arrays a) {
   __shared__ float line[kThreads];
   const unsigned t = threadIdx.x;
@@ -293,6 +303,7 @@ const Case kCases[] = {
     {"block_barrier", &block_barrier<false>, &block_barrier<true>},
     {"second_barrier", &second_barrier<false>, &second_barrier<true>},
     {"warp_sync", &warp_sync<false>, &warp_sync<true>},
+    {"shuffle_is_no_barrier", &shuffle_is_no_barrier<false>, &shuffle_is_no_barrier<true>},
     {"named_barrier", &named_barrier<false>, &named_barrier<true>},
     {"release", &handover<false, kRelease>, &handover<true, kRelease>, 2, true},
     {"acquire", &handover<false, kAcquire>, &handover<true, kAcquire>, 2, true},

@@ -86,8 +86,9 @@ void named_barrier(int id, int threads, bool wait, Site site) {
   context.block->named_barrier(id, threads, wait, site);
 }
 
-void warp_collective(unsigned mask, Finish finish, const char* what, Site site) {
-  context.block->warp_collective(mask, finish, what, site);
+void warp_collective(unsigned mask, Finish finish, const char* what, Site site,
+                     bool orders_memory) {
+  context.block->warp_collective(mask, finish, what, site, orders_memory);
 }
 
 void progress() { context.block->grid().progress(); }

@@ -60,8 +60,10 @@ void named_barrier(int id, int threads, bool wait, Site site);
 
 /// Meet the lanes of `mask`. The last one runs `finish(lanes, mask)`, lanes[i] being lane i, which
 /// reads their `in` and fills their `out`. Lanes that meet in different operations are an error.
+/// Only __syncwarp() orders memory: CUDA promises nothing of the kind for shuffles and votes.
 using Finish = void (*)(Thread* const* lanes, unsigned mask);
-void warp_collective(unsigned mask, Finish finish, const char* what, Site site);
+void warp_collective(unsigned mask, Finish finish, const char* what, Site site,
+                     bool orders_memory = false);
 
 // ---- waiting ------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ CHECKED = {
     "block_barrier": SHARED,
     "second_barrier": SHARED,
     "warp_sync": SHARED,
+    "shuffle_is_no_barrier": SHARED,
     "named_barrier": SHARED,
     "release": GLOBAL + "block 0",
     "acquire": GLOBAL + "block 0",

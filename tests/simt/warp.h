@@ -118,7 +118,7 @@ inline int __syncthreads_count(int predicate, DSPARK_SIMT_SITE) {
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, DSPARK_SIMT_SITE) {
   dspark::simt::warp_collective(
-      mask, [](dspark::simt::Thread* const*, unsigned) {}, "__syncwarp", site);
+      mask, [](dspark::simt::Thread* const*, unsigned) {}, "__syncwarp", site, true);
 }
 
 template <class T>

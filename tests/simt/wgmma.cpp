@@ -225,7 +225,8 @@ void wgmma_wait(int pending, Site site) {
   Queue& queue = queue_of(self());
   queue.fenced = false;  // the thread may now change the registers
   in<int>(self()) = pending;
-  warp_collective(~0u, retire, "wgmma_wait", site);
+  // The tensor core has read for the whole warp: any lane may now hand the operands on.
+  warp_collective(~0u, retire, "wgmma_wait", site, true);
 }
 
 void wgmma_hold(const void* d, Site site) {
