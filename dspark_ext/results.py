@@ -25,7 +25,7 @@ class Draft:
 
     tokens: Array  # [R, gamma] int32, target ids
     logit: Array  # [R, gamma] f32, z_k(x_k)
-    lse: Array  # [R, gamma] f32
+    lse: Array | None  # [R, gamma] f32; None for a screened greedy draft
     confidence_logit: Array | None  # [R, gamma] f32, before STS and sigmoid
     logits: Array | None  # [R, gamma, V_d] corrected logits z, dtype of the base logits
     support_ids: Array | None  # [R, gamma, M] int32 target ids, ascending, -1 behind the last

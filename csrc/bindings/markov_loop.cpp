@@ -26,6 +26,9 @@ void register_markov_loop(py::module_& m) {
   field(cls, "w2_dtype", &P::w2_dtype);
   field(cls, "w2_stride", &P::w2_stride);
   field(cls, "w2_scale", &P::w2_scale);
+  field(cls, "w2_screen", &P::w2_screen);
+  field(cls, "w2_screen_stride", &P::w2_screen_stride);
+  field(cls, "screen_scale", &P::screen_scale);
   field(cls, "head_weight", &P::head_weight);
   field(cls, "head_bias", &P::head_bias);
   field(cls, "hidden", &P::hidden);

@@ -59,6 +59,25 @@ void check_weights(dspark::Problems& problems, const Params& p) {
                  p.confidence_logit == nullptr ? "NULL" : "an array");
 }
 
+// The screen serves calls whose law is one-hot and whose results are tokens and logits alone.
+void check_screen(dspark::Problems& problems, const Params& p) {
+  const bool screen = p.w2_screen != nullptr;
+  DSPARK_REQUIRE(problems, (p.lse == nullptr) == screen,
+                 "lse: got %s with%s w2_screen, expected NULL exactly with it",
+                 p.lse == nullptr ? "NULL" : "an array", screen ? "" : "out");
+  DSPARK_REQUIRE(problems, screen == (p.screen_scale != nullptr),
+                 "w2_screen, screen_scale: got one of them, expected both or NULL");
+  if (!screen) return;
+  DSPARK_REQUIRE(problems, p.w2_dtype == DSPARK_BF16,
+                 "w2_screen: got bytes with w2_dtype %d, expected a bf16 W2", p.w2_dtype);
+  DSPARK_REQUIRE(problems, p.temperature == nullptr,
+                 "w2_screen: got bytes with temperatures, expected an all-greedy call "
+                 "(temperature NULL)");
+  DSPARK_REQUIRE(problems, p.logits == nullptr && p.topk_support == 0,
+                 "w2_screen: got bytes with %s, expected neither logits nor topk_support",
+                 p.logits == nullptr ? "topk_support" : "logits");
+}
+
 void check_support(dspark::Problems& problems, const Params& p) {
   DSPARK_REQUIRE(problems, (p.support_ids == nullptr) == (p.support_logits == nullptr),
                  "support_ids, support_logits: got one of them, expected both or NULL");
@@ -80,7 +99,7 @@ void check(dspark::Problems& problems, const Params& p) {
   dspark::check_pointer(problems, "position", p.position);
   dspark::check_pointer(problems, "tokens", p.tokens);
   dspark::check_pointer(problems, "logit", p.logit);
-  dspark::check_pointer(problems, "lse", p.lse);
+  check_screen(problems, p);
   dspark::check_pointer(problems, "status", p.status);
   check_support(problems, p);
   DSPARK_REQUIRE(problems,

@@ -345,7 +345,7 @@ class Loop {
     if (drawn.empty) p_.status[r] |= DSPARK_EMPTY_SUPPORT;
     p_.tokens[at] = token;
     p_.logit[at] = drawn.logit;
-    p_.lse[at] = drawn.lse;
+    if (p_.lse != nullptr) p_.lse[at] = drawn.lse;
     s_.previous[row] = token;
   }
 

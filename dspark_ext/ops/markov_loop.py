@@ -40,6 +40,7 @@ class _Call:
         self._head(a["head_weight"], a["head_bias"], a["hidden"])
         self._confidence(a["confidence_weight"], a["confidence_bias"])
         self._requests(a)
+        self._screen(a)
         self._outputs(out, a["store_logits"])
         self.backend = _backend.resolve(check, backend)
         check.done()
@@ -187,6 +188,32 @@ class _Call:
                     torch = sys.modules["torch"]
                     self.uniform = view(torch.from_numpy(values).to(self.base.array.device))
 
+    def _screen(self, a: dict[str, Any]) -> None:
+        """The bytes of a screened greedy call, and that it is one."""
+        check, given = self.check, a["w2_screen"] is not None
+        self.screen = check.array(
+            "w2_screen", a["w2_screen"], (None, "r"), ("int8",), optional=True
+        )
+        self.screen_scale = check.array(
+            "screen_scale", a["screen_scale"], (None,), ("float32",), optional=True, contiguous=True
+        )
+        both = given == (a["screen_scale"] is not None)
+        check.require(both, "w2_screen, screen_scale", "one of them", "both or none")
+        if not given:
+            return
+        for name, v in (("w2_screen", self.screen), ("screen_scale", self.screen_scale)):
+            rows = self.columns if v is None else v.shape[0]
+            check.require(rows >= self.columns, name, f"{rows} rows", f"V_d = {self.columns}")
+        dtype = "bfloat16" if self.w2 is None else self.w2.dtype
+        check.require(dtype == "bfloat16", "w2_screen", f"bytes for a {dtype} w2", "a bfloat16 w2")
+        t = check.values(self.temperature)
+        known = self.temperature is None or len(t) == self.requests
+        got = f"temperature {t[:4].tolist()}" if known else "temperatures on a device"
+        check.require(known and not t.any(), "w2_screen", got, "a greedy call, temperature None")
+        self.temperature = None
+        check.require(not a["store_logits"], "w2_screen", "store_logits", "neither with the other")
+        check.require(not self.support, "w2_screen", "topk_support", "neither with the other")
+
     def _range(self, name: str, v: View | None, expected: str, rule: Any) -> None:
         """Report a per-request argument whose active values break a rule."""
         values = self.check.values(v)
@@ -201,7 +228,9 @@ class _Call:
         out = check.results(out, Draft)
         self.out_tokens = check.output("out.tokens", out and out.tokens, shape, "int32")
         self.out_logit = check.output("out.logit", out and out.logit, shape, "float32")
-        self.out_lse = check.output("out.lse", out and out.lse, shape, "float32")
+        self.out_lse = None
+        if self.screen is None:
+            self.out_lse = check.output("out.lse", out and out.lse, shape, "float32")
         self.out_status = check.output("out.status", out and out.status, shape[:1], "int32")
         self.out_confidence = self.out_logits = None
         if self.confidence is not None:
@@ -254,6 +283,9 @@ def _run_native(call: _Call) -> None:
     p.w1, p.w1_dtype, p.w1_stride = call.w1.ptr, call.w1.code, call.w1.strides[0]
     p.w2, p.w2_dtype, p.w2_stride = call.w2.ptr, call.w2.code, call.w2.strides[0]
     p.w2_scale, p.head_weight, p.head_bias = ptr(call.scale), ptr(call.weight), ptr(call.bias)
+    if call.screen is not None:
+        p.w2_screen, p.w2_screen_stride = call.screen.ptr, call.screen.strides[0]
+        p.screen_scale = ptr(call.screen_scale)
     if call.hidden is not None:
         p.hidden, p.hidden_size = call.hidden.ptr, call.hidden.shape[2]
         p.hidden_request_stride, p.hidden_slot_stride = call.hidden.strides[:2]
@@ -295,6 +327,8 @@ def _run_reference(call: _Call) -> None:
             confidence_weight=array(call.confidence),
             confidence_bias=call.confidence_bias,
             w2_scale=None if call.scale is None else array(call.scale)[: call.columns],
+            w2_screen=array(call.screen),
+            screen_scale=array(call.screen_scale),
             topk_support=call.support,
             top_k=array(call.top_k),
             top_p=array(call.top_p),
@@ -327,6 +361,8 @@ def markov_loop(
     confidence_weight: Any = None,
     confidence_bias: Any = None,
     w2_scale: Any = None,
+    w2_screen: Any = None,
+    screen_scale: Any = None,
     topk_support: int = 0,
     top_k: Any = None,
     top_p: Any = None,
@@ -386,6 +422,12 @@ def markov_loop(
         the r-vector x becomes ``q = rint(x / s)``, s the smallest power of two >= 2^-100 with
         ``max|x| <= 32512 s``, and ``B[v] = float32(q . w2[v]) * (s * w2_scale[v])`` in float32
         (contract, "An int8 W2"). See :func:`quantize_rows`.
+    w2_screen, screen_scale : arrays, shape (V_d, r) int8 and (V_d,) float32, optional
+        :func:`quantize_rows` of a bfloat16 ``w2``: an exact shortcut for calls that are greedy
+        throughout. A backend bounds every logit from the bytes and computes from ``w2`` only what
+        can be the argmax, so tokens and logits are those of ``w2`` at half its traffic (the CPU
+        backend computes all of ``w2``). ``lse`` is None then; no ``store_logits``, no
+        ``topk_support``.
     topk_support : int
         M in 1..1024: the law of slot k runs over the M largest base logits ``U_k`` only (ties:
         lowest id; NaN as -inf; all columns when V_d < M), and only their rows of ``w2`` are read.

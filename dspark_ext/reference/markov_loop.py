@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -179,6 +179,8 @@ def markov_loop(
     confidence_weight: ArrayLike | None = None,
     confidence_bias: float | None = None,
     w2_scale: ArrayLike | None = None,
+    w2_screen: ArrayLike | None = None,
+    screen_scale: ArrayLike | None = None,
     topk_support: int = 0,
     top_k: ArrayLike | None = None,
     top_p: ArrayLike | None = None,
@@ -213,6 +215,8 @@ def markov_loop(
     w2_scale : array_like, shape (V_d,), optional
         Row scales of an int8 ``w2``, float32. The r-vector is then rounded to 16-bit integers
         (:func:`quantised`); ``B = float32(q . w2[v]) * (s * w2_scale[v])`` in float32.
+    w2_screen, screen_scale : optional
+        Bytes that let a backend leave out rows of ``w2``; not read here. There is no lse with them.
     topk_support : int
         M > 0: the law runs over the M largest base logits of every slot (:func:`support_of`).
     draft_to_target : array_like, shape (V_d,), optional
@@ -258,6 +262,7 @@ def markov_loop(
     >>> draft.tokens.tolist(), draft.logits.tolist()
     ([[2]], [[[1.75, -6.0, 3.25]]])
     """
+    del screen_scale  # with w2_screen a shortcut to the same tokens
     u = np.asarray(base_logits)
     requests, gamma = u.shape[:2]
     e1 = np.asarray(w1)
@@ -281,6 +286,8 @@ def markov_loop(
     on = active_mask(active, requests)
     status[~on] = 0
     result = _empty((requests, gamma), columns, u.dtype, store_logits, cw is not None, topk_support)
+    if w2_screen is not None:
+        result = replace(result, lse=None)
     for r in np.flatnonzero(on):
         own = draws_of(draws, int(r), seed, position, debug_uniform)
         how = _Sampling(float(t[r]), int(k_of[r]), float(p_of[r]), own)
@@ -301,7 +308,8 @@ def markov_loop(
             previous = int(to_target[slot.column])
             result.tokens[r, k] = previous
             result.logit[r, k] = z[slot.column]
-            result.lse[r, k] = slot.lse
+            if result.lse is not None:
+                result.lse[r, k] = slot.lse
             if result.confidence_logit is not None:
                 result.confidence_logit[r, k] = _confidence(cw, cb, h[r, k], e)
             if result.logits is not None:

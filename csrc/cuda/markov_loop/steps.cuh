@@ -104,6 +104,7 @@ __device__ __forceinline__ void prefetch_base(const Args& args, const Shared& s,
 __device__ __forceinline__ void reduce_lse(const Args& args, const Shared& s, int32_t rows,
                                            int32_t step) {
   const Params& p = args.p;
+  if (p.lse == nullptr) return;
   const int32_t segments = args.config.num_segments;
   for (int32_t n = blockIdx.x; n < rows; n += gridDim.x) {
     const int64_t set = step % 3 * int64_t{p.num_requests};

@@ -20,6 +20,12 @@
 // full one; only the acceptance changes. A NaN anywhere in U_k sets DSPARK_NAN_DRAFT. top_k and
 // top_p then work among the M.
 //
+// w2_screen is an exact shortcut for greedy calls (temperature NULL, bf16 W2): its bytes, times
+// their scales, are within (1/2 + 2^-16) screen_scale[v] of W2[v, j] for all j. A backend may then
+// bound every z from W2 in eight bits, and compute from the bf16 W2 only those that can be the
+// argmax: the tokens and logits are those of the bf16 W2, at the traffic of the bytes. There is no
+// lse and no stored row then.
+//
 // Glossary: U base logits, B transition bias, W1/W2 the low-rank Markov embedding and projection,
 // gamma draft length, x_0 the anchor (last committed token, at absolute position `position`),
 // d2t the map from the reduced draft vocabulary [V_d] to target ids.
@@ -45,32 +51,35 @@ typedef enum dspark_head {
 /// Arguments of dspark_markov_loop(). R = num_requests, V = vocab_size (target ids),
 /// V_d = draft_vocab_size (columns of U and rows of W2; V_d = V without draft_to_target).
 typedef struct dspark_markov_loop_params {
-  uint32_t struct_size;           ///< sizeof(dspark_markov_loop_params)
-  int32_t num_requests;           ///< R >= 0
-  int32_t gamma;                  ///< 1..16
-  int32_t vocab_size;             ///< V: rows of W1
-  int32_t draft_vocab_size;       ///< V_d: columns of U that count; padded columns behind never win
-  int32_t rank;                   ///< r >= 1
-  int32_t hidden_size;            ///< d; 0 when `hidden` is NULL
-  int32_t head;                   ///< a dspark_head
-  int32_t topk_support;           ///< M: the law runs over the M largest U_k; 0 = all columns
-  int32_t num_threads;            ///< CPU threads to use; 0 = as many as OpenMP has
-  const void* base_logits;        ///< [R, gamma, V_pad] U
-  int32_t base_dtype;             ///< f32, bf16 or f16
-  int64_t base_request_stride;    ///< elements between requests
-  int64_t base_slot_stride;       ///< elements between slots
-  const void* w1;                 ///< [V, r] Markov embedding
-  int32_t w1_dtype;               ///< f32, bf16 or f16
-  int64_t w1_stride;              ///< elements between rows
-  const void* w2;                 ///< [V_d, r] Markov projection
-  int32_t w2_dtype;               ///< f32, bf16, f16, or i8 with `w2_scale`
-  int64_t w2_stride;              ///< elements between rows
-  const float* w2_scale;          ///< [V_d] row scales of an int8 W2, else NULL
-  const float* head_weight;       ///< gated [r, d + r], rnn [3r, 2r + d] contiguous; vanilla NULL
-  const float* head_bias;         ///< gated [r], rnn [3r]; vanilla NULL
-  const float* hidden;            ///< [R, gamma, d] h_k, or NULL when nothing needs it
-  int64_t hidden_request_stride;  ///< elements between requests
-  int64_t hidden_slot_stride;     ///< elements between slots
+  uint32_t struct_size;         ///< sizeof(dspark_markov_loop_params)
+  int32_t num_requests;         ///< R >= 0
+  int32_t gamma;                ///< 1..16
+  int32_t vocab_size;           ///< V: rows of W1
+  int32_t draft_vocab_size;     ///< V_d: columns of U that count; padded columns behind never win
+  int32_t rank;                 ///< r >= 1
+  int32_t hidden_size;          ///< d; 0 when `hidden` is NULL
+  int32_t head;                 ///< a dspark_head
+  int32_t topk_support;         ///< M: the law runs over the M largest U_k; 0 = all columns
+  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
+  const void* base_logits;      ///< [R, gamma, V_pad] U
+  int32_t base_dtype;           ///< f32, bf16 or f16
+  int64_t base_request_stride;  ///< elements between requests
+  int64_t base_slot_stride;     ///< elements between slots
+  const void* w1;               ///< [V, r] Markov embedding
+  int32_t w1_dtype;             ///< f32, bf16 or f16
+  int64_t w1_stride;            ///< elements between rows
+  const void* w2;               ///< [V_d, r] Markov projection
+  int32_t w2_dtype;             ///< f32, bf16, f16, or i8 with `w2_scale`
+  int64_t w2_stride;            ///< elements between rows
+  const float* w2_scale;        ///< [V_d] row scales of an int8 W2, else NULL
+  const int8_t* w2_screen;      ///< [V_d, r] W2 in bytes, to choose the rows that can win; or NULL
+  int64_t w2_screen_stride;     ///< elements between rows
+  const float* screen_scale;    ///< [V_d] row scales of w2_screen; with it
+  const float* head_weight;     ///< gated [r, d + r], rnn [3r, 2r + d] contiguous; vanilla NULL
+  const float* head_bias;       ///< gated [r], rnn [3r]; vanilla NULL
+  const float* hidden;          ///< [R, gamma, d] h_k, or NULL when nothing needs it
+  int64_t hidden_request_stride;   ///< elements between requests
+  int64_t hidden_slot_stride;      ///< elements between slots
   const float* confidence_weight;  ///< [confidence_size], or NULL: no confidence logit
   int32_t confidence_size;         ///< d + r (input [h_k; W1[x_{k-1}]]) or d (input h_k)
   float confidence_bias;           ///< added to the confidence logit
@@ -86,7 +95,8 @@ typedef struct dspark_markov_loop_params {
                                    ///< force segment noise to be equal; test builds only, else NULL
   int32_t* tokens;                 ///< [R, gamma] out: target ids
   float* logit;                    ///< [R, gamma] out: z_k(x_k)
-  float* lse;                      ///< [R, gamma] out: log sum exp(z_k / T) over the support
+  float* lse;                      ///< [R, gamma] out: log sum exp(z / T) over the support; NULL
+                                   ///< exactly with w2_screen
   float* confidence_logit;         ///< [R, gamma] out, or NULL
   void* logits;                    ///< [R, gamma, V_d] out: z in base_dtype, truncated ids at -inf,
                                    ///< or NULL
