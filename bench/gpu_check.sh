@@ -98,7 +98,7 @@ case $capability in
   *) archs=${capability%.*}0-real ;;
 esac
 echo "$gpu, compute capability $capability, built for $archs"
-export DSPARK_ARCHS=$archs PYTHONUNBUFFERED=1
+export DSPARK_ARCHS=$archs PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 export DSPARK_CUDA=${DSPARK_CUDA:-system}
 
 rm -rf "$site"
@@ -114,6 +114,7 @@ export PYTHONPATH=$site
 
 # Warnings of the libraries of this machine are not what is tested; -k cuda: on the device only.
 tests=("$python" -m pytest -q -c "$root/pyproject.toml" -W default -p no:cacheprovider -k cuda)
+"$python" -c 'import xdist' 2> /dev/null && tests+=(-n 4)
 nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 arch=${archs%-real}
 library=$work/libdspark_conformance.so  # of the kernels that the emulation is compared with
@@ -130,7 +131,7 @@ part markov_loop 150 "$python" "$root/bench/bench_markov_loop.py" --device cuda 
   --save "$results/markov_loop_cuda.json"
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do
-    part "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \
+    part "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \
       "$python" "$root/bench/lib/small_calls.py"
   done
 else
