@@ -18,8 +18,8 @@ On a CPU
               bound on a CPU is the pass over W2, whatever the number of requests
 
 On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the last replay's data.
-    op        sampled, greedy, an int8 W2, the law over the 64 largest base logits; wgmma is left
-              out in mma, and that too in scalar (DSPARK_MARKOV_LOOP_SOURCE)
+    op        sampled; greedy; screened, greedy by way of bytes; an int8 W2; top-M, the law over
+              the 64 largest base logits; wgmma is left out in mma, and that too in scalar
     chain     embed, product, add, noise, argmax, log-probability; compile: the same through
               torch.compile
     GB/s      W2 once a step and U once, over the warm time: more than the memory's bandwidth where
@@ -147,6 +147,7 @@ def contenders_gpu(requests: int, vocab: int, seed: int) -> dict[str, Callable[[
         "op": op(p, temperature=sampled),
         "op greedy": op(p),
         "op int8": op(q, temperature=sampled),
+        "op screened": op(p, w2_screen=q["w2"], screen_scale=q["w2_scale"]),
         "op top-M": op(p, temperature=sampled, topk_support=SUPPORT),
         "chain": race(p, TEMPERATURE),
         "chain greedy": race(p, 0.0),
@@ -154,7 +155,8 @@ def contenders_gpu(requests: int, vocab: int, seed: int) -> dict[str, Callable[[
     if (requests, vocab) in COMPILED:
         calls["compile"] = torch.compile(race(p, TEMPERATURE), dynamic=False)
     if requests > 32:
-        del calls["op greedy"], calls["chain greedy"]  # the arithmetic of sampling is what grows
+        for name in ("op greedy", "op screened", "chain greedy"):
+            del calls[name]  # the arithmetic of sampling is what grows
     for source in ("mma", "scalar") if requests <= 32 else ("mma",):
         calls[f"op {source}"] = by_source(source, calls["op"])
     return calls
@@ -187,14 +189,15 @@ def measure_gpu(requests: int, vocab: int, seed: int, problems: list[str]) -> Ro
     times = replay_in_turns(replays)
     rows = []
     for name, t in times.items():
-        width = 1 if "int8" in name else 2
+        width = 1 if "int8" in name or "screened" in name else 2
         top_m = "top-M" in name
         floor = roofline.floor(requests, vocab, width=width)
         floor = roofline.support_floor(requests, vocab) if top_m else floor
         design = floor if top_m else roofline.loop(requests, vocab, width=width)
         base = 2 * GAMMA * requests * vocab
         traffic = base + (0 if top_m else GAMMA * roofline.w2_bytes(vocab, RANK, width))
-        peer = times.get("chain greedy" if "greedy" in name else "chain")
+        greedy = "greedy" in name or "screened" in name
+        peer = times.get("chain greedy" if greedy else "chain")
         compiled = times.get("compile")
         rows.append(
             {
