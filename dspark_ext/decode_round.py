@@ -234,6 +234,7 @@ def prefill(
     logits, features = target.forward(ids, positions, plan, cache, logit_rows=last)
     clock.lap("verify")
     _check_answer("prefill", logits, len(batch), features, int(counts.sum()))
+    state.start_counting(batch, logits.shape[1])
     taking_part = np.zeros(state.max_requests, dtype=np.uint8)
     taking_part[batch] = 1
     one_each = np.concatenate(([0], np.cumsum(taking_part))).astype(np.int32)
@@ -387,11 +388,11 @@ def _sample(
         min_p=host.min_p if np.any(host.min_p) else None,
         token_mask=token_mask,
         rule=host.rule,
-        anchor=state.anchor,
         stop_ids=state.stop_ids,
         max_new_tokens=host.left,
         active=host.active if active is None else active,
         backend=backend,
+        **state.penalties(),
         **law,
     )
 
@@ -410,6 +411,8 @@ def _commit(
             status[index] |= to_numpy(part.status)[index]
     host.anchor[index] = to_numpy(result.next_anchor)[index]
     host.left[index] -= emitted[index]
+    host.min_tokens[index] = np.maximum(host.min_tokens[index] - emitted[index], 0)
+    state.count_output(index, to_numpy(result.tokens)[index])
     paged_kv_commit(host.kv_len, host.position, emitted, active=host.active)
     done = index[finish[index] != 0]
     host.active[done] = 0

@@ -71,3 +71,7 @@ class Verification:
     accepted: Array  # [R, gamma] int8: 1, 0, -1 unobserved, -2 not scheduled
     finish: Array  # [R] int32: 0 none, 1 stop, 2 length
     status: Array  # [R] int32
+    top_ids: Array | None = None  # [R, gamma + 1, n] int32, likeliest first under p, -1 padded
+    top_logprob: Array | None = None  # [R, gamma + 1, n] f32
+    top_ids_raw: Array | None = None  # [R, gamma + 1, n] int32 under the unprocessed row
+    top_logprob_raw: Array | None = None  # [R, gamma + 1, n] f32

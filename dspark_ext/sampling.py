@@ -18,6 +18,7 @@ _LATER = {
     "synthetic": "synthetic acceptance for benchmarks",
 }
 MIN_TEMPERATURE = 1e-3
+_LARGEST_FLOAT32 = 3.4028234e38
 _MASK = (1 << 64) - 1
 
 
@@ -35,6 +36,13 @@ class SamplingParams:
         Keep the most probable ids up to this mass, in (0, 1]; the crossing id stays.
     min_p : float
         Keep ids with ``p(x) >= min_p * max p``, in [0, 1].
+    repetition_penalty : float
+        Divides positive logits of ids in the prompt or the output, multiplies the others; 1 = off.
+    presence_penalty, frequency_penalty : float
+        Taken from the logit of an id in the output: once, and once for every time it is there.
+        Drafts of a round count for the rows behind them. 0 = off.
+    min_tokens : int
+        No stop id is emitted before this many tokens.
     seed : int, optional
         64-bit seed; a random one when absent. The same request with the same seed emits the same
         tokens (:doc:`the contract <contract>` says under which schedules).
@@ -78,6 +86,10 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
     seed: int | None = None
     max_new_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
@@ -115,6 +127,12 @@ class SamplingParams:
         expect("top_k", _is_int(self.top_k) and 0 <= self.top_k < 2**31, "an integer in [0, 2^31)")
         expect("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]")
         expect("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]")
+        factor_ok = _is_finite(self.repetition_penalty) and self.repetition_penalty > 0
+        expect("repetition_penalty", factor_ok, "a finite number > 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            expect(name, _is_finite(getattr(self, name)), "a finite number")
+        least_ok = _is_int(self.min_tokens) and 0 <= self.min_tokens < 2**31
+        expect("min_tokens", least_ok, "an integer >= 0")
         seed_ok = self.seed is None or (_is_int(self.seed) and 0 <= self.seed <= _MASK)
         expect("seed", seed_ok, "None or an integer in [0, 2^64)")
         tokens_ok = _is_int(self.max_new_tokens) and 1 <= self.max_new_tokens < 2**31
@@ -146,6 +164,10 @@ def _is_id(x: object) -> bool:
 
 def _is_number(x: object) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _is_finite(x: object) -> bool:
+    return _is_number(x) and abs(x) <= _LARGEST_FLOAT32  # type: ignore[arg-type]
 
 
 def _is_temperature(x: float) -> bool:

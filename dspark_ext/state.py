@@ -29,6 +29,10 @@ _FIELDS: dict[str, tuple[str, float]] = {
     "top_k": ("int32", 0),
     "top_p": ("float32", 1),
     "min_p": ("float32", 0),
+    "repetition_penalty": ("float32", 1),
+    "presence_penalty": ("float32", 0),
+    "frequency_penalty": ("float32", 0),
+    "min_tokens": ("int32", 0),
     "rule": ("int32", RULES["token"]),
     "left": ("int32", 0),
     "max_draft": ("int32", 0),
@@ -49,6 +53,10 @@ class HostState:
     top_k: NDArray[np.int32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
+    repetition_penalty: NDArray[np.float32]
+    presence_penalty: NDArray[np.float32]
+    frequency_penalty: NDArray[np.float32]
+    min_tokens: NDArray[np.int32]  # tokens due before a stop id
     rule: NDArray[np.int32]
     left: NDArray[np.int32]
     max_draft: NDArray[np.int32]
@@ -121,6 +129,8 @@ class RoundState:
         self.target_pages: Any = None
         self.drafter_pages: Any = None
         self.rounds = 0
+        self.output_counts: NDArray[np.int32] | None = None  # [R, V], when penalties need it
+        self.prompt_mask: NDArray[np.int32] | None = None  # [R, ceil(V / 32)] packed
         self._features: list[NewFeatures] = []
         from dspark_ext.scheduler import History
 
@@ -264,6 +274,10 @@ class RoundState:
         host.top_k[slot], host.top_p[slot], host.min_p[slot] = (
             params.top_k, params.top_p, params.min_p,
         )  # fmt: skip
+        host.repetition_penalty[slot] = params.repetition_penalty
+        host.presence_penalty[slot] = params.presence_penalty
+        host.frequency_penalty[slot] = params.frequency_penalty
+        host.min_tokens[slot] = params.min_tokens
         host.rule[slot], host.left[slot] = RULES[params.rule], params.max_new_tokens
         host.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
         host.max_draft[slot] = self.gamma if params.max_draft is None else params.max_draft
@@ -336,6 +350,51 @@ class RoundState:
         return Cache(
             pages, self.page_table, self.kv_len, self.array(after), max_q_len, self.page_size
         )
+
+    def _penalised(self) -> NDArray[np.bool_]:
+        host = self.host
+        off = (host.presence_penalty == 0) & (host.frequency_penalty == 0)
+        return (host.repetition_penalty != 1) | ~off
+
+    def start_counting(self, slots: Sequence[int], vocab_size: int) -> None:
+        """Note the prompts of requests that are about to emit their first token."""
+        if self.output_counts is None or self.prompt_mask is None:
+            if not np.any(self._penalised()[list(slots)]):
+                return
+            words = -(-vocab_size // 32)
+            self.output_counts = np.zeros((self.max_requests, vocab_size), dtype=np.int32)
+            self.prompt_mask = np.zeros((self.max_requests, words), dtype=np.int32)
+        for r in slots:
+            prompt = self.prompts[r]
+            seen = np.zeros(32 * self.prompt_mask.shape[1], dtype=bool)
+            if prompt is not None:
+                seen[prompt[prompt < vocab_size]] = True
+            packed = np.packbits(seen, bitorder="little")
+            self.prompt_mask[r] = packed.view(np.dtype("<i4"))
+            self.output_counts[r] = 0
+
+    def count_output(self, slots: NDArray[Any], tokens: NDArray[Any]) -> None:
+        """Count what a round emitted: ``tokens`` [len(slots), gamma + 1], -1 padded."""
+        if self.output_counts is None:
+            return
+        rows = np.repeat(slots, tokens.shape[1])[tokens.reshape(-1) >= 0]
+        np.add.at(self.output_counts, (rows, tokens[tokens >= 0]), 1)
+
+    def penalties(self) -> dict[str, Any]:
+        """Arguments of ``rejection_sample``; nothing while no request asks for it."""
+        host, given = self.host, {}
+        if np.any(host.min_tokens > 0):
+            given["min_tokens_left"] = host.min_tokens
+        if self.output_counts is None or not np.any(self._penalised()):
+            return given
+        # The counts hold every emitted token, the anchor too, so `anchor` is not given.
+        return given | {
+            "repetition_penalty": host.repetition_penalty,
+            "presence_penalty": host.presence_penalty,
+            "frequency_penalty": host.frequency_penalty,
+            "output_counts": self.array(self.output_counts),
+            "prompt_mask": self.array(self.prompt_mask),
+        }
 
     def hand_over(self, features: NewFeatures) -> None:
         """Keep target features until the drafter is called next."""

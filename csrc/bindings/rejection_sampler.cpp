@@ -33,6 +33,15 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "token_mask", &P::token_mask);
   field(cls, "mask_row_stride", &P::mask_row_stride);
   field(cls, "mask_request_stride", &P::mask_request_stride);
+  field(cls, "repetition_penalty", &P::repetition_penalty);
+  field(cls, "presence_penalty", &P::presence_penalty);
+  field(cls, "frequency_penalty", &P::frequency_penalty);
+  field(cls, "output_counts", &P::output_counts);
+  field(cls, "output_counts_stride", &P::output_counts_stride);
+  field(cls, "prompt_mask", &P::prompt_mask);
+  field(cls, "prompt_mask_stride", &P::prompt_mask_stride);
+  field(cls, "anchor", &P::anchor);
+  field(cls, "min_tokens_left", &P::min_tokens_left);
   field(cls, "draft_logit", &P::draft_logit);
   field(cls, "draft_lse", &P::draft_lse);
   field(cls, "draft_logits", &P::draft_logits);
@@ -55,6 +64,10 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "next_anchor", &P::next_anchor);
   field(cls, "logprob", &P::logprob);
   field(cls, "logprob_raw", &P::logprob_raw);
+  field(cls, "top_ids", &P::top_ids);
+  field(cls, "top_logprob", &P::top_logprob);
+  field(cls, "top_ids_raw", &P::top_ids_raw);
+  field(cls, "top_logprob_raw", &P::top_logprob_raw);
   field(cls, "accepted", &P::accepted);
   field(cls, "finish", &P::finish);
   field(cls, "status", &P::status);

@@ -26,6 +26,12 @@ void check_outputs(dspark::Problems& problems, const Params* p) {
   dspark::check_pointer(problems, "logprob", p->logprob);
   dspark::check_pointer(problems, "logprob_raw", p->logprob_raw);
   dspark::check_pointer(problems, "accepted", p->accepted);
+  const int lists = (p->top_ids != nullptr) + (p->top_logprob != nullptr) +
+                    (p->top_ids_raw != nullptr) + (p->top_logprob_raw != nullptr);
+  DSPARK_REQUIRE(problems, p->top_logprobs == 0 || lists == 4,
+                 "top_ids, top_logprob, top_ids_raw, top_logprob_raw: got %d of them, expected all "
+                 "four with top_logprobs > 0",
+                 lists);
   dspark::check_pointer(problems, "finish", p->finish);
   dspark::check_pointer(problems, "status", p->status);
 }
@@ -59,10 +65,8 @@ void check_draft_law(dspark::Problems& problems, const Params* p) {
 
 void check(dspark::Problems& problems, const Params* p) {
   check_sizes(problems, p);
-  DSPARK_SUPPORTED(problems, p->top_logprobs == 0,
-                   "top_logprobs: got %d; lists of the most likely tokens are not served yet, "
-                   "expected 0",
-                   p->top_logprobs);
+  DSPARK_REQUIRE(problems, p->top_logprobs >= 0 && p->top_logprobs <= DSPARK_MAX_TOP_LOGPROBS,
+                 "top_logprobs: got %d, expected 0..%d", p->top_logprobs, DSPARK_MAX_TOP_LOGPROBS);
   if (p->num_requests == 0) return;
   DSPARK_REQUIRE(problems, p->num_rows >= 0, "num_rows: got %d, expected >= 0", p->num_rows);
   dspark::check_float_dtype(problems, "target_dtype", p->target_dtype);

@@ -66,10 +66,19 @@ size_t lane_bytes(int32_t vocab) {
   return (sizeof(Lane) + 63) / 64 * 64 + lay_out(nullptr, vocab, &unused);
 }
 
+bool same_penalties(const Penalties& a, const Penalties& b) {
+  if (!penalised(a) && !penalised(b)) return true;
+  return a.repetition == b.repetition && a.presence == b.presence && a.frequency == b.frequency &&
+         a.counts == b.counts && a.prompt == b.prompt && a.drafts == b.drafts &&
+         a.num_drafts == b.num_drafts && a.anchor == b.anchor;
+}
+
 bool same_law(const RowLaw& a, const RowLaw& b) {
   return a.logits == b.logits && a.mask == b.mask && a.bias == b.bias && a.dtype == b.dtype &&
-         a.vocab == b.vocab && a.temperature == b.temperature && a.min_p == b.min_p &&
-         a.top_p == b.top_p && a.top_k == b.top_k;
+         a.num_stops == b.num_stops && (a.num_stops == 0 || a.stops == b.stops) &&
+         same_penalties(a.penalties, b.penalties) && a.vocab == b.vocab &&
+         a.temperature == b.temperature && a.min_p == b.min_p && a.top_p == b.top_p &&
+         a.top_k == b.top_k;
 }
 
 // body(begin, end, piece) over all segments; returns the number of pieces.
@@ -182,11 +191,55 @@ int32_t argmax(const Lane& lane) {
 
 int32_t lowest_allowed(const Lane& lane) {
   const RowLaw& law = lane.row.law;
-  if (law.mask == nullptr) return 0;
   for (int32_t id = 0; id < law.vocab; ++id) {
-    if ((law.mask[id >> 5] >> (id & 31) & 1u) != 0) return id;
+    bool allowed = law.mask == nullptr || (law.mask[id >> 5] >> (id & 31) & 1u) != 0;
+    for (int32_t j = 0; allowed && j < law.num_stops; ++j) allowed = law.stops[j] != id;
+    if (allowed) return id;
   }
   return 0;
+}
+
+namespace {
+
+// Smaller is better: logits descend, then ids ascend.
+uint64_t rank_key(float z, int32_t id) {
+  return static_cast<uint64_t>(~ordered_f32(z)) << 32 | static_cast<uint32_t>(id);
+}
+
+// Put `key` into the sorted list of at most `n`; returns its length.
+int32_t insert(uint64_t* keys, int32_t size, int32_t n, uint64_t key) {
+  int32_t i = size < n ? size : n - 1;
+  for (; i > 0 && keys[i - 1] > key; --i) keys[i] = keys[i - 1];
+  keys[i] = key;
+  return size < n ? size + 1 : n;
+}
+
+}  // namespace
+
+void list_top(const Lane& lane, bool raw, const TopList& list) {
+  const RowView& row = lane.row;
+  uint64_t keys[DSPARK_MAX_TOP_LOGPROBS];
+  int32_t size = 0;
+  for (int32_t s = 0; s < lane.segments && list.n > 0; ++s) {
+    // Ids ascend, so a segment whose largest logit ties with the last of a full list stays outside.
+    const bool full = size == list.n;
+    if (!raw && full && rank_key(row.scratch.max[s], s * kSegment) > keys[size - 1]) continue;
+    float z[kSegment];
+    raw ? lane.loops->raw_segment(row, s, z) : lane.loops->segment(row, s, z);
+    for (int32_t i = 0; i < kSegment; ++i) {
+      if (z[i] == kNegInf) continue;
+      const uint64_t key = rank_key(z[i], s * kSegment + i);
+      if (size < list.n || key < keys[size - 1]) size = insert(keys, size, list.n, key);
+    }
+  }
+  for (int32_t j = 0; j < list.n; ++j) {
+    list.ids[j] = j < size ? static_cast<int32_t>(keys[j] & 0xffffffffu) : -1;
+    list.logprob[j] = kNegInf;
+    if (j >= size) continue;
+    const double value =
+        raw ? raw_log_prob(lane, list.ids[j]) : log_prob(lane, logit_of(lane, list.ids[j]));
+    list.logprob[j] = static_cast<float>(value);
+  }
 }
 
 namespace {

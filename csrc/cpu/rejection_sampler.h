@@ -19,11 +19,26 @@ namespace dspark::cpu {
 /// Segments a thread takes at a time when one row is shared among threads: 8192 ids.
 constexpr int kChunk = 64;
 
+/// Penalties of one row, and the tokens they count.
+struct Penalties {
+  float repetition;        // 1 = off
+  float presence;          // 0 = off
+  float frequency;         // 0 = off
+  const int32_t* counts;   // [V] or null
+  const uint32_t* prompt;  // [ceil(V / 32)] bit 1 = in the prompt, or null
+  const int32_t* drafts;   // [num_drafts] ids in [0, V): drafts of this round before the row
+  int32_t num_drafts;
+  int32_t anchor;  // -1 = not counted
+};
+
 /// What decides the law of one row. Equal fields mean an equal law, whichever request asks.
 struct RowLaw {
   const void* logits;    // [V]
   const uint32_t* mask;  // [ceil(V / 32)] bit 1 = allowed, or null
   const float* bias;     // [V] or null
+  const int32_t* stops;  // [num_stops] ids that min-tokens forbids
+  int32_t num_stops;
+  Penalties penalties;
   int32_t dtype;
   int32_t vocab;
   float temperature;  // of the weights: T, or 1 on greedy rows
@@ -35,10 +50,15 @@ struct RowLaw {
 DSPARK_HD bool truncated(const RowLaw& law) {
   return law.min_p > 0.0f || law.top_p < 1.0f || law.top_k > 0;
 }
-/// The log-probability of the unprocessed row needs sums of its own.
-DSPARK_HD bool raw_differs(const RowLaw& law) {
-  return law.mask != nullptr || law.bias != nullptr || law.temperature != 1.0f;
+DSPARK_HD bool penalised(const Penalties& p) {
+  return p.repetition != 1.0f || p.presence != 0.0f || p.frequency != 0.0f;
 }
+DSPARK_HD bool processed(const RowLaw& law) {
+  return law.mask != nullptr || law.bias != nullptr || law.num_stops > 0 ||
+         penalised(law.penalties);
+}
+/// The log-probability of the unprocessed row needs sums of its own.
+DSPARK_HD bool raw_differs(const RowLaw& law) { return processed(law) || law.temperature != 1.0f; }
 
 /// The ids that keep their mass: a prefix of the order (logit descending, id ascending), given by
 /// its last member.
@@ -93,6 +113,8 @@ struct RejectionLoops {
   void (*residual)(const RowView& row, const DraftRow& draft, int32_t begin, int32_t end);
   /// Processed logits of one segment, -inf outside the support.
   void (*segment)(const RowView& row, int32_t segment, float* z);
+  /// Logits of one segment as they came, without NaN and +inf.
+  void (*raw_segment)(const RowView& row, int32_t segment, float* x);
   /// Weights of one segment relative to its maximum, times the residual factor if `draft`.
   void (*weights)(const RowView& row, const DraftRow* draft, int32_t segment, float* w);
   /// Sum of sum[s] exp((max[s] - largest) / T) in ascending order in float64, 0 without mass. The

@@ -45,6 +45,13 @@ double log_prob(const Lane& lane, float z);
 double raw_log_prob(const Lane& lane, int32_t token);
 /// Largest logit, lowest id. The row is not empty.
 int32_t argmax(const Lane& lane);
+/// The n likeliest ids with their log-probabilities, under p or under the unprocessed row.
+struct TopList {
+  int32_t* ids;    // [n] -1 behind the last
+  float* logprob;  // [n] -inf behind the last
+  int32_t n;       // 0..DSPARK_MAX_TOP_LOGPROBS
+};
+void list_top(const Lane& lane, bool raw, const TopList& list);
 /// The token of a row without mass.
 int32_t lowest_allowed(const Lane& lane);
 

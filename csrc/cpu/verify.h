@@ -19,6 +19,11 @@ struct Sampling {
   float min_p;
   float top_p;
   int32_t top_k;
+  float repetition;
+  float presence;
+  float frequency;
+  int32_t anchor;      // -1: penalties do not count it
+  int32_t min_tokens;  // rows below this emit no stop id
   int32_t cap;
   int32_t length;  // scheduled drafts; -1: there is no row
   int64_t first_row;

@@ -38,6 +38,26 @@ void read_rows(const Params& p, int64_t r, Sampling* s, int32_t* status) {
   if (s->cap > 0 && length != wanted) *status |= DSPARK_BAD_PARAM;
 }
 
+float finite(const float* array, int64_t r, int32_t* status) {
+  if (array == nullptr) return 0.0f;
+  return legal(array[r], array[r] - array[r] == 0.0f, 0.0f, status);
+}
+
+void read_penalties(const Params& p, int64_t r, Sampling* s, int32_t* status) {
+  const float repetition = p.repetition_penalty == nullptr ? 1.0f : p.repetition_penalty[r];
+  const bool good = repetition > 0.0f && repetition - repetition == 0.0f;
+  s->repetition = legal(repetition, good, 1.0f, status);
+  s->presence = finite(p.presence_penalty, r, status);
+  s->frequency = finite(p.frequency_penalty, r, status);
+  const int32_t least = p.min_tokens_left == nullptr ? 0 : p.min_tokens_left[r];
+  s->min_tokens = legal(least, least >= 0, 0, status);
+  s->anchor = p.anchor == nullptr ? -1 : p.anchor[r];
+  if (s->anchor < p.vocab_size) return;
+  const bool on = s->repetition != 1.0f || s->presence != 0.0f || s->frequency != 0.0f;
+  if (on) *status |= DSPARK_BAD_DRAFT_ID;
+  s->anchor = -1;
+}
+
 Sampling read_sampling(const Params& p, int64_t r, int32_t* status) {
   Sampling s{};
   const int32_t rule = p.rule == nullptr ? DSPARK_RULE_TOKEN : p.rule[r];
@@ -56,6 +76,7 @@ Sampling read_sampling(const Params& p, int64_t r, int32_t* status) {
   s.min_p = legal(min_p, min_p >= 0.0f && min_p <= 1.0f, 0.0f, status);
   const int32_t cap = p.max_new_tokens == nullptr ? kNoCap : p.max_new_tokens[r];
   s.cap = legal(cap, cap >= 0, 0, status);
+  read_penalties(p, r, &s, status);
   read_rows(p, r, &s, status);
   return s;
 }
@@ -133,11 +154,32 @@ void clear_results(const Params& p, int64_t r) {
 
 // Rows from `first` on emit nothing.
 void clear_rows(const Params& p, int64_t r, int32_t first) {
+  const int64_t n = p.top_logprobs;
+  for (int64_t j = (r * (p.gamma + 1) + first) * n; j < (r + 1) * (p.gamma + 1) * n; ++j) {
+    p.top_ids[j] = p.top_ids_raw[j] = -1;
+    p.top_logprob[j] = p.top_logprob_raw[j] = 0.0f;
+  }
   for (int64_t j = r * (p.gamma + 1) + first; j < (r + 1) * (p.gamma + 1); ++j) {
     p.tokens[j] = -1;
     p.logprob[j] = 0.0f;
     p.logprob_raw[j] = 0.0f;
   }
+}
+
+// Row i counts the drafts before it: those are valid ids, or the walk would have ended there.
+Penalties row_penalties(const Request& q, int32_t i) {
+  const Params& p = q.p;
+  const Sampling& s = q.s;
+  Penalties law{};
+  law.repetition = s.repetition;
+  law.presence = s.presence;
+  law.frequency = s.frequency;
+  law.anchor = s.anchor;
+  law.drafts = p.draft_tokens + q.r * p.draft_tokens_stride;
+  law.num_drafts = i;
+  if (p.output_counts != nullptr) law.counts = p.output_counts + q.r * p.output_counts_stride;
+  if (p.prompt_mask != nullptr) law.prompt = p.prompt_mask + q.r * p.prompt_mask_stride;
+  return law;
 }
 
 }  // namespace
@@ -157,6 +199,10 @@ void record(const Request& q, int32_t i, int32_t token) {
   const float z = q.lane.empty ? -__builtin_inff() : logit_of(q.lane, token);
   p.logprob[at] = z == -__builtin_inff() ? z : static_cast<float>(log_prob(q.lane, z));
   p.logprob_raw[at] = static_cast<float>(raw_log_prob(q.lane, token));
+  const int64_t n = p.top_logprobs;
+  if (n == 0) return;
+  list_top(q.lane, false, {p.top_ids + at * n, p.top_logprob + at * n, p.top_logprobs});
+  list_top(q.lane, true, {p.top_ids_raw + at * n, p.top_logprob_raw + at * n, p.top_logprobs});
 }
 
 // A stop id goes before the cap.
@@ -191,6 +237,11 @@ RowLaw row_law(const Request& q, int32_t i) {
                                    : row * p.mask_row_stride);
   }
   law.bias = p.logit_bias == nullptr ? nullptr : p.logit_bias + q.r * p.logit_bias_stride;
+  if (i < s.min_tokens && p.stop_ids != nullptr) {
+    law.stops = p.stop_ids + q.r * p.stop_ids_stride;
+    law.num_stops = p.num_stop_ids;
+  }
+  law.penalties = row_penalties(q, i);
   law.dtype = p.target_dtype;
   law.vocab = p.vocab_size;
   law.temperature = greedy ? 1.0f : s.temperature;

@@ -17,14 +17,7 @@ __all__ = ["RULES", "rejection_sample"]
 
 #: Name of a rule -> its code in ``rule`` arrays.
 RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
-_MISSING = {
-    "repetition_penalty": "penalties over output_counts and prompt_mask",
-    "presence_penalty": "penalties over output_counts",
-    "frequency_penalty": "penalties over output_counts",
-    "output_counts": "penalties",
-    "prompt_mask": "the repetition penalty",
-    "min_tokens_left": "forbidding stop ids until a number of tokens is emitted",
-}
+MAX_TOP_LOGPROBS = 128
 _SMALLEST_TEMPERATURE = np.float32(1e-3)
 _MAX_POSITION = 1 << 32
 _DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -98,6 +91,16 @@ def rejection_sample(
         Added to every row of the request.
     token_mask : array, shape (B, W) or (R, gamma + 1, W), int32 or uint32, optional
         Packed bits, W >= ceil(V / 32); bit ``id & 31`` of word ``id >> 5`` set: allowed.
+    repetition_penalty, presence_penalty, frequency_penalty : array (R,) or scalar, optional
+        Off at 1, 0 and 0. Ids of the prompt or the output: a positive logit is divided by the
+        repetition penalty, another one multiplied; then ``frequency * count + presence`` is taken
+        from ids of the output. Row ``i`` counts drafts ``1..i`` of this round too.
+    output_counts : array, shape (R, V), int32, optional
+        How often each id is in the output so far, without the anchor if ``anchor`` is given.
+    prompt_mask : array, shape (R, W), int32 or uint32, optional
+        Packed bits as in ``token_mask``: the ids of the prompt.
+    min_tokens_left : array (R,) or scalar, int, optional
+        Tokens that must come before a stop id: rows ``i < min_tokens_left`` cannot emit one.
     draft_logit, draft_lse : array, shape (R, gamma), float32, optional
         With ``draft_logits``: ``log q(x) = logit / T - lse`` of every draft.
     draft_logits : array, shape (R, gamma, >= V_d), float32, bfloat16 or float16, optional
@@ -110,11 +113,12 @@ def rejection_sample(
         T of the draft, by default ``temperature``; 0 means one-hot, and no law is read.
     rule : str or array of codes (R,)
         ``"greedy"``, ``"token"``, ``"block"`` or ``"match"`` (:data:`RULES`). ``block`` decides
-        over all drafts together (Sun et al. 2024): it accepts at least as many, reads every row.
+        over all drafts together (Sun et al. 2024): it accepts at least as many, and reads all rows.
         ``match`` samples ``y_i`` from ``p_i`` and accepts while it equals the draft. Requests at
         temperature 0 are greedy.
     anchor : array, shape (R,), int, optional
-        The anchors; penalties will count them. Nothing else reads them.
+        The anchors, where penalties shall count them as output on top of ``output_counts``; -1: not
+        this one. Nothing else reads them.
     draft_to_target : array, shape (V_d,), int, optional
         Strictly increasing target ids of the columns of ``draft_logits``.
     stop_ids : array, shape (S,) or (R, S), int, optional
@@ -125,6 +129,8 @@ def rejection_sample(
         0 marks padded requests, which are neither read nor written.
     vocab_size : int, optional
         V, by default the number of columns of ``target_logits``.
+    top_logprobs : int
+        n in 0..128: list the n likeliest ids of every emitted token's row.
     debug_uniform : array, shape (R, gamma + 1), uint64, optional
         Tests only: 53-bit integers in place of the accept and inner draws of a row, with equal
         segment noise.
@@ -141,14 +147,16 @@ def rejection_sample(
         ``tokens`` (R, gamma + 1) int32, -1 behind ``num_emitted``; ``logprob`` under the processed
         law and ``logprob_raw`` under the unprocessed row at T = 1; ``accepted`` (R, gamma) int8: 1,
         0, -1 behind a rejection, -2 not scheduled, behind a stop, or at and behind a placeholder.
+        With ``top_logprobs`` = n: ``top_ids`` and ``top_logprob`` (R, gamma + 1, n) under p,
+        ``top_ids_raw`` and ``top_logprob_raw`` under the unprocessed row, likeliest first, lower id
+        first among equals; -1 and -inf behind the last id with mass.
 
     Raises
     ------
     ArgumentError
         Lists every argument whose shape, dtype or range is wrong; nothing has been written.
     NotImplementedError
-        Rule ``synthetic``, penalties, ``min_tokens_left`` and ``top_logprobs``,
-        which later releases will serve.
+        Rule ``synthetic``, which a later release will serve.
 
     Notes
     -----
@@ -173,6 +181,7 @@ def rejection_sample(
     call = _Call(given)
     call.rows()
     call.sampling()
+    call.penalties()
     call.law()
     call.results(out)
     backend = _backend.resolve(call.check, backend)
@@ -271,6 +280,32 @@ class _Call:
             optional=True,
             contiguous=True,
         )
+
+    def penalties(self) -> None:
+        """Penalties, what they count, and the floor under the number of tokens."""
+        check, given = self.check, self.given
+        factor = self._per_request("repetition_penalty", "float32")
+        self._range(
+            "repetition_penalty", factor, lambda x: np.isfinite(x) & (x > 0), "finite values > 0"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._range(name, self._per_request(name, "float32"), np.isfinite, "finite values")
+        least = self._per_request("min_tokens_left", "int32")
+        self._range("min_tokens_left", least, lambda n: n >= 0, "values >= 0")
+        self.views["output_counts"] = check.array(
+            "output_counts", given["output_counts"], ("R", self.vocab), ("int32",), optional=True
+        )
+        words = -(-self.vocab // 32)
+        v = check.array(
+            "prompt_mask", given["prompt_mask"], ("R", None), ("int32", "uint32"), optional=True
+        )
+        if v is not None and v.shape[-1] < words:
+            check.fail("prompt_mask", f"{v.shape[-1]} words a row", f">= {words}")
+        self.views["prompt_mask"] = v
+        n = given["top_logprobs"]
+        whole = isinstance(n, (int, np.integer)) and 0 <= n <= MAX_TOP_LOGPROBS
+        check.require(whole, "top_logprobs", str(n), f"an integer in 0..{MAX_TOP_LOGPROBS}")
+        self.top = int(n) if whole else 0
 
     def _rules(self, rule: Any) -> None:
         check = self.check
@@ -372,6 +407,14 @@ class _Call:
             "finish": (one, "int32", 0),
             "status": (one, "int32", 0),
         }
+        if self.top:
+            listed = (*tokens, self.top)
+            layout |= {
+                "top_ids": (listed, "int32", -1),
+                "top_logprob": (listed, "float32", 0),
+                "top_ids_raw": (listed, "int32", -1),
+                "top_logprob_raw": (listed, "float32", 0),
+            }
         out = self.check.results(out, Verification)
         for name, (shape, dtype, value) in layout.items():
             if out is None and self.views["active"] is not None and self.check.like is not None:
@@ -389,20 +432,13 @@ class _Call:
 
     def refuse_what_is_missing(self) -> None:
         """Raise for arguments that a later release will serve."""
-        missing = [
-            f"{name}: {what} are not implemented yet"
-            for name, what in _MISSING.items()
-            if self.given[name] is not None
-        ]
         rule = self.given["rule"]
         codes = [RULES[rule]] if isinstance(rule, str) else self.check.values(self.views["rule"])
-        missing += [
+        missing = [
             f"rule: {name!r} is not implemented yet; use 'token'"
             for name in ("synthetic",)
             if RULES[name] in codes
         ]
-        if self.given["top_logprobs"]:
-            missing.append("top_logprobs: lists of the likeliest tokens are not implemented yet")
         if missing:
             raise NotImplementedError("\n  ".join(["rejection_sample:", *missing]))
 
@@ -418,8 +454,11 @@ class _Call:
         p.target_dtype, p.target_stride = target.code, target.strides[0]
         p.draft_tokens_stride = drafts.strides[0]
         for name, array in (*v.items(), *self.outputs.items()):
-            if name != "anchor":
-                setattr(p, name, _backend.ptr(array))
+            setattr(p, name, _backend.ptr(array))
+        p.top_logprobs = self.top
+        counts, prompt = v["output_counts"], v["prompt_mask"]
+        p.output_counts_stride = 0 if counts is None else counts.strides[0]
+        p.prompt_mask_stride = 0 if prompt is None else prompt.strides[0]
         mask, bias, law, stops = (
             v[name] for name in ("token_mask", "logit_bias", "draft_logits", "stop_ids")
         )
@@ -458,6 +497,7 @@ class _Call:
             to_numpy(drafts.array),
             **values,
             vocab_size=self.vocab,
+            top_logprobs=self.top,
             dtype=_DTYPE[target.dtype],
             draft_dtype="f32" if law is None else _DTYPE[law.dtype],
         )

@@ -14,8 +14,8 @@ from dspark_ext.reference.block_rule import verify_block
 from dspark_ext.reference.draft_law import FullLaw, StoredLaw, SupportLaw
 from dspark_ext.reference.draws import Draws, draws_of
 from dspark_ext.reference.rounding import DType
-from dspark_ext.reference.target_law import Processors
-from dspark_ext.reference.verification_request import Request, TargetRows
+from dspark_ext.reference.target_law import Processors, unpack_mask
+from dspark_ext.reference.verification_request import History, Request, TargetRows
 from dspark_ext.reference.verification_rules import RULES, verify_rows
 from dspark_ext.results import Verification
 from dspark_ext.status import Status
@@ -24,12 +24,11 @@ __all__ = ["RULES", "rejection_sample"]
 
 _SERVED = (RULES["greedy"], RULES["token"], RULES["block"], RULES["match"])
 _UNLIMITED = 1 << 30
+_COUNTED = ("anchor", "output_counts", "prompt_mask")  # read by penalties, nothing by themselves
 
 
-def _refuse_what_is_not_served(later: dict[str, Any], top_logprobs: int, rules: Any) -> None:
-    missing = [name for name, value in later.items() if value is not None]
-    missing += ["top_logprobs"] if top_logprobs else []
-    missing += [f"rule {name!r}" for name in ("synthetic",) if RULES[name] in rules]
+def _refuse_what_is_not_served(rules: Any) -> None:
+    missing = [f"rule {name!r}" for name in ("synthetic",) if RULES[name] in rules]
     if missing:
         raise NotImplementedError(f"rejection_sample: not implemented yet: {', '.join(missing)}")
 
@@ -100,6 +99,39 @@ def _processors(
     ]
 
 
+def _histories(
+    given: dict[str, Any], requests: int, vocab: int, status: NDArray[np.int32]
+) -> list[History | None]:
+    """What penalties and min-tokens know; illegal values are off and set BAD_PARAM."""
+    if all(value is None for name, value in given.items() if name not in _COUNTED):
+        return [None] * requests
+    factor = per_request(given["repetition_penalty"], requests, 1.0, np.float32)
+    factor = legal(factor, np.isfinite(factor) & (factor > 0), np.float32(1), status)
+    presence, frequency = (
+        per_request(given[name], requests, 0.0, np.float32)
+        for name in ("presence_penalty", "frequency_penalty")
+    )
+    presence = legal(presence, np.isfinite(presence), np.float32(0), status)
+    frequency = legal(frequency, np.isfinite(frequency), np.float32(0), status)
+    least = per_request(given["min_tokens_left"], requests, 0, np.int64)
+    least = legal(least, least >= 0, 0, status)
+    counts = np.zeros((requests, vocab), np.int64)
+    if given["output_counts"] is not None:
+        counts += np.maximum(np.asarray(given["output_counts"], np.int64)[:, :vocab], 0)
+    anchor = per_request(given["anchor"], requests, -1, np.int64)
+    on = (factor != 1) | (presence != 0) | (frequency != 0)
+    status[on & (anchor >= vocab)] |= int(Status.BAD_DRAFT_ID)
+    for r in np.flatnonzero((anchor >= 0) & (anchor < vocab)):
+        counts[r, anchor[r]] += 1
+    prompt = np.zeros((requests, vocab), bool)
+    if given["prompt_mask"] is not None:
+        prompt[:] = [unpack_mask(row, vocab) for row in np.asarray(given["prompt_mask"])]
+    return [
+        History(factor[r], presence[r], frequency[r], counts[r], prompt[r], int(least[r]))
+        for r in range(requests)
+    ]
+
+
 def _rows(
     cu_seqlens: ArrayLike, draft_len: ArrayLike, requests: int, gamma: int, available: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -120,8 +152,9 @@ def _mask_rows(token_mask: ArrayLike | None, request: int, begin: int) -> NDArra
     return mask[begin:] if mask.ndim == 2 else mask[request]
 
 
-def _empty(requests: int, gamma: int) -> Verification:
+def _empty(requests: int, gamma: int, top: int) -> Verification:
     """Results of requests that emit nothing."""
+    listed = (requests, gamma + 1, top)
     return Verification(
         num_accepted=np.zeros(requests, np.int32),
         num_emitted=np.zeros(requests, np.int32),
@@ -132,7 +165,27 @@ def _empty(requests: int, gamma: int) -> Verification:
         accepted=np.full((requests, gamma), -2, np.int8),
         finish=np.zeros(requests, np.int32),
         status=np.zeros(requests, np.int32),
+        top_ids=np.full(listed, -1, np.int32) if top else None,
+        top_logprob=np.zeros(listed, np.float32) if top else None,
+        top_ids_raw=np.full(listed, -1, np.int32) if top else None,
+        top_logprob_raw=np.zeros(listed, np.float32) if top else None,
     )
+
+
+def _write_lists(result: Verification, request: Request) -> None:
+    """The likeliest ids of every emitted token, in the total order."""
+    for i, row in enumerate(request.lists):
+        processed = np.where(row.law.support, row.z, -np.inf)
+        for suffix, z, log_p in (
+            ("", processed, row.law.log_prob()),
+            ("_raw", row.logits, row.raw),
+        ):
+            best = np.lexsort((np.arange(len(z)), -z))[: request.top]
+            best = best[z[best] > -np.inf]
+            getattr(result, f"top_ids{suffix}")[request.index, i, : len(best)] = best
+            values = getattr(result, f"top_logprob{suffix}")[request.index, i]
+            values[:] = -np.inf
+            values[: len(best)] = log_p[best]
 
 
 def _write(result: Verification, request: Request) -> None:
@@ -147,6 +200,7 @@ def _write(result: Verification, request: Request) -> None:
         result.accepted[r, i] = flag
     result.finish[r] = request.finish
     result.status[r] |= request.status
+    _write_lists(result, request)
 
 
 def rejection_sample(
@@ -219,8 +273,16 @@ def rejection_sample(
         -1 is no id.
     max_new_tokens : array_like (R,), optional
         Tokens this round may emit; 0 makes the request inactive.
+    repetition_penalty, presence_penalty, frequency_penalty : array_like (R,) or scalar, optional
+        Off at 1, 0, 0; in float32.
+    output_counts : array_like (R, V), optional
+        How often each id is in the output; prompt_mask (R, words): packed ids of the prompt.
     anchor : array_like (R,), optional
-        Read by penalties only, which are not implemented yet.
+        Counted as output on top of output_counts where it is not negative.
+    min_tokens_left : array_like (R,) or scalar, optional
+        Rows below it cannot emit a stop id.
+    top_logprobs : int
+        Likeliest ids to list for every emitted token.
     debug_uniform : array_like (R, gamma + 1), optional
         53-bit integers that replace the accept and inner draws of a row and make segment noise
         equal. Tests only.
@@ -239,7 +301,7 @@ def rejection_sample(
     Raises
     ------
     NotImplementedError
-        Penalties, min-tokens, the rule synthetic, top_logprobs.
+        The rule synthetic.
     ValueError
         An unknown rule name; a law given in part.
 
@@ -275,8 +337,8 @@ def rejection_sample(
     >>> out.tokens.tolist(), out.num_accepted.tolist(), out.accepted.tolist()
     ([[1, 0]], [1], [[1]])
     """
-    del anchor
-    later = {
+    counted = {
+        "anchor": anchor,
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
@@ -289,12 +351,12 @@ def rejection_sample(
     requests, gamma = drafts.shape
     vocab = logits.shape[1] if vocab_size is None else int(vocab_size)
     rules = _rule_codes(rule, requests)
-    _refuse_what_is_not_served(later, top_logprobs, rules)
+    _refuse_what_is_not_served(rules)
     support = (support_ids, support_logits)
     law = _stored_law(
         draft_logit, draft_lse, draft_logits, support, draft_to_target, vocab, draft_dtype
     )
-    result = _empty(requests, gamma)
+    result = _empty(requests, gamma, top_logprobs)
     status = result.status
     rules = legal(rules, np.isin(rules, _SERVED), RULES["greedy"], status)
     t = np.where(rules == RULES["greedy"], 0.0, legal_temperature(temperature, status))
@@ -304,6 +366,7 @@ def rejection_sample(
     cap = legal(cap, cap >= 0, 0, status)
     first, length, short = _rows(cu_seqlens, draft_len, requests, gamma, len(logits))
     status[short & (cap > 0)] |= int(Status.BAD_PARAM)
+    histories = _histories(counted, requests, vocab, status)
     on = active_mask(active, requests)
     status[~on] = 0
     stops = _stop_sets(stop_ids, requests)
@@ -323,6 +386,8 @@ def rejection_sample(
             cap=int(cap[r]),
             vocab=vocab,
             law=law,
+            history=histories[r],
+            top=top_logprobs,
         )
         if request.rule == RULES["block"]:
             verify_block(request)

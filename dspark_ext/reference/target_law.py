@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a row of target logits to the law p of verification: the processors, in their order.
 
-Token mask, logit bias; then for a greedy request the argmax, else temperature, min-p, top-k and
-top-p (contract, section 3). The same steps on every row, the bonus row included.
+Token mask, logit bias, min-tokens, penalties; then for a greedy request the argmax, else
+temperature, min-p, top-k and top-p (contract, section 3). The same steps on every row, the bonus
+row included.
 """
 
 from __future__ import annotations
@@ -15,9 +16,32 @@ from numpy.typing import NDArray
 from dspark_ext.reference.rounding import DType, clean
 from dspark_ext.reference.sampler import Law, make_law
 
-__all__ = ["Processors", "TargetRow", "unpack_mask"]
+__all__ = ["Penalties", "Processors", "TargetRow", "unpack_mask"]
 
 F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Penalties of one row, and what they count; off at 1, 0 and 0."""
+
+    repetition: np.float32
+    presence: np.float32
+    frequency: np.float32
+    counts: NDArray[np.int64]  # [V] how often an id is in the output before this row
+    prompt: NDArray[np.bool_]  # [V]
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing would change."""
+        return bool(self.repetition == 1 and self.presence == 0 and self.frequency == 0)
+
+    def apply(self, z: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Penalise logits, in float32 like every backend."""
+        repeated = np.where(z > 0, z / self.repetition, z * self.repetition)
+        once = np.where((self.counts > 0) | self.prompt, repeated, z)
+        counted = once - self.frequency * self.counts.astype(np.float32)
+        return np.where(self.counts > 0, counted - self.presence, once)
 
 
 @dataclass(frozen=True)
@@ -41,8 +65,8 @@ class TargetRow:
         Masked and biased logits; -inf is no mass.
     law : Law
         p: at T = 1 and untruncated for a greedy request, whose law is the argmax itself.
-    raw : float64 [V]
-        Log-softmax of the unprocessed row.
+    logits, raw : float64 [V]
+        The unprocessed row without NaN and +inf, and its log-softmax.
     fallback : int
         The token when no id has mass: the lowest allowed id, else 0.
     found_nan : bool
@@ -51,6 +75,7 @@ class TargetRow:
 
     z: F64
     law: Law
+    logits: F64
     raw: F64
     fallback: int
     found_nan: bool
@@ -62,8 +87,11 @@ class TargetRow:
         allowed: NDArray[np.bool_] | None,
         processors: Processors,
         dtype: DType,
+        penalties: Penalties | None = None,
     ) -> TargetRow:
         """Apply the processors of a request to one row of logits, float64 [V].
+
+        ``allowed`` is the token mask without the stop ids that min-tokens forbids.
 
         Examples
         --------
@@ -73,15 +101,20 @@ class TargetRow:
         >>> np.exp(row.law.log_prob()).tolist(), row.fallback
         ([0.0, 0.5, 0.5], 1)
         """
-        z, found_nan = clean(logits, dtype)
+        cleaned, found_nan = clean(logits, dtype)
+        z = cleaned
         raw = make_law(z, 1.0).log_prob()
-        if processors.bias is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                biased = z.astype(np.float32) + processors.bias  # the sum is a float32
+        with np.errstate(invalid="ignore", over="ignore"):
+            x = z.astype(np.float32)
+            if processors.bias is not None:
+                x = x + processors.bias  # the sum is a float32
             if allowed is not None:
-                biased = np.where(allowed, biased, -np.inf)
-            z, nan_bias = clean(biased, "f32")
-            found_nan = found_nan or nan_bias
+                x = np.where(allowed, x, np.float32(-np.inf))
+            if penalties is not None and not penalties.off:
+                x = penalties.apply(x)
+        if processors.bias is not None or penalties is not None:
+            z, made_nan = clean(x, "f32")
+            found_nan = found_nan or made_nan
         if allowed is not None:
             z = np.where(allowed, z, -np.inf)
         if processors.temperature == 0:
@@ -95,7 +128,7 @@ class TargetRow:
                 processors.top_p,
             )
         fallback = int(np.argmax(allowed)) if allowed is not None and allowed.any() else 0
-        return cls(z, law, raw, fallback, found_nan)
+        return cls(z, law, cleaned, raw, fallback, found_nan)
 
 
 def unpack_mask(words: NDArray[np.generic], vocab: int) -> NDArray[np.bool_]:

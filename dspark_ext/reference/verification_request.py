@@ -13,13 +13,32 @@ from dspark_ext.reference.draws import Draws
 from dspark_ext.reference.philox import Kind
 from dspark_ext.reference.rounding import DType
 from dspark_ext.reference.sampler import Draw
-from dspark_ext.reference.target_law import Processors, TargetRow, unpack_mask
+from dspark_ext.reference.target_law import Penalties, Processors, TargetRow, unpack_mask
 from dspark_ext.status import Status
 
-__all__ = ["FINISH_LENGTH", "FINISH_STOP", "Request", "TargetRows"]
+__all__ = ["FINISH_LENGTH", "FINISH_STOP", "History", "Request", "TargetRows"]
+
+F64 = NDArray[np.float64]
 
 FINISH_STOP = 1
 FINISH_LENGTH = 2
+
+
+@dataclass(frozen=True)
+class History:
+    """What penalties and min-tokens know of a request before this round."""
+
+    repetition: np.float32
+    presence: np.float32
+    frequency: np.float32
+    counts: NDArray[np.int64]  # [V] ids of the output, the anchor included if it counts
+    prompt: NDArray[np.bool_]  # [V]
+    min_tokens: int  # rows below this emit no stop id
+
+    def penalties(self, drafts: NDArray[np.int64]) -> Penalties:
+        """Penalties of the row behind ``drafts``, which are target ids."""
+        counts = self.counts + np.bincount(drafts, minlength=len(self.counts))
+        return Penalties(self.repetition, self.presence, self.frequency, counts, self.prompt)
 
 
 @dataclass(frozen=True)
@@ -30,11 +49,9 @@ class TargetRows:
     mask: NDArray[np.generic] | None  # [>= 1 + l, words]
     dtype: DType
 
-    def processed(self, i: int, processors: Processors) -> TargetRow:
-        """Row i after the processors."""
-        logits = np.asarray(self.logits[i], dtype=np.float64)
-        allowed = None if self.mask is None else unpack_mask(self.mask[i], len(logits))
-        return TargetRow.process(logits, allowed, processors, self.dtype)
+    def allowed(self, i: int) -> NDArray[np.bool_] | None:
+        """Ids that the token mask allows at row i; None: all."""
+        return None if self.mask is None else unpack_mask(self.mask[i], self.logits.shape[1])
 
 
 @dataclass
@@ -52,17 +69,27 @@ class Request:
     cap: int
     vocab: int
     law: StoredLaw | None
+    history: History | None = None
+    top: int = 0  # ids to list for every emitted token
     status: int = 0
     finish: int = 0
     tokens: list[int] = field(default_factory=list)
     logprob: list[float] = field(default_factory=list)
     logprob_raw: list[float] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
+    lists: list[TargetRow] = field(default_factory=list)  # rows whose likeliest ids are listed
     flags: dict[int, int] = field(default_factory=dict)
 
     def row(self, i: int) -> TargetRow:
         """Row i after the processors."""
-        row = self.rows.processed(i, self.processors)
+        allowed, penalties = self.rows.allowed(i), None
+        logits = np.asarray(self.rows.logits[i], dtype=np.float64)
+        if self.history is not None:
+            penalties = self.history.penalties(self.drafts[:i])
+            if i < self.history.min_tokens and self.stop_ids:
+                allowed = np.ones(self.vocab, bool) if allowed is None else allowed.copy()
+                allowed[[t for t in self.stop_ids if t < self.vocab]] = False
+        row = TargetRow.process(logits, allowed, self.processors, self.rows.dtype, penalties)
         self.status |= int(Status.NAN_TARGET) if row.found_nan else 0
         return row
 
@@ -99,6 +126,8 @@ class Request:
         self.logprob.append(float(row.law.log_prob()[token]))
         self.logprob_raw.append(float(row.raw[token]))
         self.margins.append(margin)
+        if self.top:
+            self.lists.append(row)
         if token in self.stop_ids:
             self.finish = FINISH_STOP
         elif len(self.tokens) == self.cap:

@@ -58,11 +58,13 @@ class Round:
         z = self.target[prefix]
         if "logit_bias" in self.verify:
             z = z + self.verify["logit_bias"][0]  # float32, as the contract says
-        z = z.astype(np.float64)
+        z = self.penalised(z, prefix).astype(np.float64)
         keep = np.ones(VOCAB, bool)
+        if len(prefix) < self.verify.get("min_tokens_left", 0):
+            keep[self.stops] = False
         if "token_mask" in self.verify:
             words = self.verify["token_mask"][0][len(prefix)][0]
-            keep = np.array([(words >> i) & 1 for i in range(VOCAB)]).astype(bool)
+            keep &= np.array([(words >> i) & 1 for i in range(VOCAB)]).astype(bool)
         if self.t == 0 or self.rule == "greedy":
             return np.eye(VOCAB)[np.argmax(np.where(keep, z, -np.inf))]
         law = softmax(z / np.float64(np.float32(self.t)), keep)
@@ -76,6 +78,20 @@ class Round:
             before = np.cumsum(law[order]) - law[order]
             law[order[before >= self.verify["top_p"]]] = 0
         return law / law.sum()
+
+    def penalised(self, z: np.ndarray, prefix: tuple[int, ...]) -> np.ndarray:
+        """Penalties count the anchor (token 1) and the prefix."""
+        z, f32 = z.copy(), np.float32
+        for token in range(VOCAB):
+            count = (1, *prefix).count(token)
+            if count and "repetition_penalty" in self.verify:
+                factor = f32(self.verify["repetition_penalty"])
+                z[token] = z[token] / factor if z[token] > 0 else z[token] * factor
+            if count and "frequency_penalty" in self.verify:
+                z[token] -= f32(self.verify["frequency_penalty"]) * f32(count)
+            if count and "presence_penalty" in self.verify:
+                z[token] -= f32(self.verify["presence_penalty"])
+        return z
 
     def run(self, draws: Branches) -> tuple[int, ...]:
         t_draft = self.t if self.t_draft is None else self.t_draft
@@ -153,7 +169,22 @@ class Round:
 MASK = {"token_mask": np.array([[[0b101], [0b110], [0b011]]], np.int32)}
 BIAS = {"logit_bias": np.array([[0.5, -0.25, 1.0]], np.float32)}
 
+PENALTIES = {
+    "anchor": [1],
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.75,
+}
+FLOOR = {"stop_ids": [2], "min_tokens_left": 2}
+
 CASES = {
+    "token-penalties": {"verify": PENALTIES},
+    "token-penalties-filters": {"t": 0.8, "verify": {**PENALTIES, **BIAS, "top_p": 0.8}},
+    "token-min-tokens": {"verify": FLOOR},
+    "block-penalties": {"rule": "block", "verify": PENALTIES},
+    "block-min-tokens": {"rule": "block", "verify": {**FLOOR, **PENALTIES}},
+    "match-penalties": {"rule": "match", "verify": {**PENALTIES, **FLOOR}},
+    "greedy-penalties": {"t": 0.0, "t_draft": 1.0, "verify": {**PENALTIES, **FLOOR}},
     "token": {},
     "token-other-temperatures": {"t": 0.7, "t_draft": 1.3},
     "token-top-k": {"verify": {"top_k": 2}},
@@ -216,6 +247,19 @@ CONTROLS = {
     "greedy-draft-verified-as-sampled": {"t_draft": 0.0, "claimed_t_draft": 1.0},
     "block-with-the-wrong-law": {"rule": "block", "t_draft": 1.0, "claimed_t_draft": 0.6},
 }
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_penalties_counted_once_a_request_are_another_law(rule: str) -> None:
+    """The control: the target counts the prefix, verification gets the anchor alone."""
+    case = Round(2, rule=rule, verify={"anchor": [1], "frequency_penalty": 0.75})
+    right = case.distance()
+    case.verify = {"logit_bias": np.array([[0, -0.75, 0]], np.float32)}
+    wrong = exact_law(case.run)
+    case.verify = {"anchor": [1], "frequency_penalty": 0.75}
+    got, want = case.completed(wrong), case.completed({(): 1.0})
+    assert right < 1e-12
+    assert sum(abs(got.get(y, 0) - want.get(y, 0)) for y in {*got, *want}) > 1e-2
 
 
 @pytest.mark.parametrize("case", CONTROLS.values(), ids=CONTROLS.keys())

@@ -478,8 +478,6 @@ def test_empty_batch_and_inactive_rows() -> None:
     ("arguments", "name"),
     [
         ({"rule": "synthetic"}, "synthetic"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
 def test_what_is_not_served_says_so(arguments: Any, name: str) -> None:

@@ -75,12 +75,35 @@ class _Maker:
             bits = rng.integers(0, 2**32, shape, dtype=np.uint64)
             k["token_mask"] = bits.astype(np.uint32).view(np.int32)
         if self.chance(0.3):
+            self.penalties()
+        if self.chance(0.2):
+            k["top_logprobs"] = int(rng.choice([1, 4, 30, 128]))
+        if self.chance(0.3):
             shape = (requests, 3) if self.chance(0.5) else (2,)
             k["stop_ids"] = rng.integers(-1, self.vocab, shape)
         if self.chance(0.3):
             k["max_new_tokens"] = rng.integers(0, self.gamma + 2, requests)
         if self.chance(0.2):
             k["active"] = rng.integers(0, 2, requests).astype(np.uint8)
+
+    def penalties(self) -> None:
+        rng, requests, k = self.rng, self.requests, self.kwargs
+        for name, values in (
+            ("repetition_penalty", [1, 0.7, 1.3]),
+            ("presence_penalty", [0, -0.5, 1]),
+            ("frequency_penalty", [0, 0.4, -0.2]),
+        ):
+            if self.chance(0.6):
+                k[name] = rng.choice(values, requests).astype(np.float32)
+        if self.chance(0.6):
+            k["output_counts"] = rng.integers(-1, 3, (requests, self.vocab)).astype(np.int32)
+        if self.chance(0.6):
+            words = rng.integers(0, 2**32, (requests, -(-self.vocab // 32)), dtype=np.uint64)
+            k["prompt_mask"] = words.astype(np.uint32).view(np.int32)
+        if self.chance(0.5):
+            k["anchor"] = rng.integers(-1, self.vocab + self.chance(0.1), requests)
+        if self.chance(0.6):
+            k["min_tokens_left"] = rng.integers(0, self.gamma + 1, requests)
 
     def drafts(self, target: np.ndarray) -> np.ndarray:
         rng = self.rng
@@ -200,7 +223,11 @@ def assert_like_reference() -> Callable[[Verification, Call], int]:
                 np.testing.assert_array_equal(
                     getattr(got, field)[r], getattr(want, field)[r], f"{field} of request {r}"
                 )
-            for field in ("logprob", "logprob_raw"):
+            lists = ("top_ids", "top_ids_raw") if kwargs.get("top_logprobs") else ()
+            for field in lists:
+                np.testing.assert_array_equal(getattr(got, field)[r], getattr(want, field)[r])
+            lists = ("top_logprob", "top_logprob_raw") if lists else ()
+            for field in ("logprob", "logprob_raw", *lists):
                 np.testing.assert_allclose(
                     getattr(got, field)[r], getattr(want, field)[r], rtol=1e-5, atol=1e-5
                 )

@@ -70,7 +70,43 @@ DSPARK_LOOP float weight_sum(const float* z, float m, float inverse) {
   return halving_sum(w);
 }
 
-// Token mask and bias; a masked id is at -inf whatever its bias. Returns whether a sum is NaN.
+// How often the ids of segment s are in the output so far.
+DSPARK_LOOP void count(const Penalties& p, int32_t n, int32_t s, int32_t* counts) {
+  const int32_t first = s * kSegment;
+  for (int i = 0; i < kSegment; ++i) counts[i] = 0;
+  if (p.counts != nullptr) {
+    for (int i = 0; i < n; ++i) {
+      const int32_t c = p.counts[first + i];
+      counts[i] = c > 0 ? c : 0;
+    }
+  }
+  if (p.anchor >= first && p.anchor < first + n) counts[p.anchor - first] += 1;
+  for (int j = 0; j < p.num_drafts; ++j) {
+    const int32_t i = p.drafts[j] - first;
+    if (i >= 0 && i < n) counts[i] += 1;
+  }
+}
+
+DSPARK_LOOP void penalise(const Penalties& p, int32_t n, int32_t s, float* x) {
+  int32_t counts[kSegment];
+  count(p, n, s, counts);
+  int32_t seen[kSegment];
+  for (int i = 0; i < kSegment; ++i) seen[i] = counts[i] > 0 ? 1 : 0;
+  if (p.prompt != nullptr) {
+    const uint32_t* words = p.prompt + static_cast<int64_t>(s) * (kSegment / 32);
+    for (int i = 0; i < n; ++i) seen[i] |= static_cast<int32_t>(words[i / 32] >> (i % 32) & 1u);
+  }
+#pragma omp simd
+  for (int i = 0; i < kSegment; ++i) {
+    const float repeated = x[i] > 0.0f ? x[i] / p.repetition : x[i] * p.repetition;
+    const float once = seen[i] != 0 ? repeated : x[i];
+    const float counted = once - p.frequency * static_cast<float>(counts[i]);
+    x[i] = counts[i] > 0 ? counted - p.presence : once;
+  }
+}
+
+// Token mask, bias, min-tokens, penalties. A masked id is at -inf whatever its bias; a NaN that
+// they make is looked for once, at the end.
 DSPARK_LOOP bool process(const RowLaw& law, int32_t s, float* x) {
   const int32_t n = ids_in(law.vocab, s);
   if (law.bias != nullptr) {
@@ -86,7 +122,13 @@ DSPARK_LOOP bool process(const RowLaw& law, int32_t s, float* x) {
       }
     }
   }
-  return law.bias != nullptr && clean(x, largest_finite(DSPARK_F32));
+  const int32_t first = s * kSegment;
+  for (int j = 0; j < law.num_stops; ++j) {
+    if (law.stops[j] >= first && law.stops[j] < first + n) x[law.stops[j] - first] = kNegInf;
+  }
+  const bool penalty = penalised(law.penalties);
+  if (penalty) penalise(law.penalties, n, s, x);
+  return (law.bias != nullptr || penalty) && clean(x, largest_finite(DSPARK_F32));
 }
 
 DSPARK_LOOP void cut_off(const Cut& cut, int32_t s, float* z) {
@@ -134,6 +176,11 @@ void segment(const RowView& row, int32_t s, float* z) {
   load(row.law.logits, row.law.dtype, row.law.vocab, s, z);
   clean(z, largest_finite(row.law.dtype));
   process(row.law, s, z);
+}
+
+void raw_segment(const RowView& row, int32_t s, float* x) {
+  load(row.law.logits, row.law.dtype, row.law.vocab, s, x);
+  clean(x, largest_finite(row.law.dtype));
 }
 
 void restrict_support(const RowView& row, int32_t begin, int32_t end) {
@@ -406,7 +453,8 @@ void histogram(const RowView& row, float top, float scale, int32_t begin, int32_
 
 }  // namespace
 
-const RejectionLoops rejection_loops = {scan,    restrict_support, draft_nan, residual, segment,
-                                        weights, mass_sum,         best_key,  histogram};
+const RejectionLoops rejection_loops = {scan,     restrict_support, draft_nan, residual,
+                                        segment,  raw_segment,      weights,   mass_sum,
+                                        best_key, histogram};
 
 }  // namespace dspark::cpu::DSPARK_SIMD

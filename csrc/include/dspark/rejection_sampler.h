@@ -9,9 +9,14 @@
 // S_i = sum max(P_i p_i - q_{i+1}, 0), the largest i with u_i < S_i / (S_i + 1 - P_i), u_l < P_l),
 // match (y_i ~ p_i, accept while y_i equals the draft).
 //
-// Processors act on every row in this order: token mask, logit bias; then argmax (T = 0), or
-// temperature, min-p, top-k, top-p (crossing token kept). Total order: probability descending, id
-// ascending. NaN counts as -inf, +inf as the largest finite value.
+// Processors act on every row in this order: token mask, logit bias, min-tokens, penalties; then
+// argmax (T = 0), or temperature, min-p, top-k, top-p (crossing token kept). Total order:
+// probability descending, id ascending. NaN counts as -inf, +inf as the largest finite value.
+//
+// Penalties, in float32: an id of the prompt or the output has its logit divided by the repetition
+// penalty if positive, else multiplied; then frequency times its count in the output is taken away,
+// then presence if it is in the output. The output of row i is output_counts, the anchor if it is
+// given, and drafts 1..i of this round.
 //
 // What the data does wrong sets bits of status[r] and never leads outside an array: an illegal
 // sampling parameter counts as off (T and rule: as greedy), draft_len is clamped to 0..gamma and to
@@ -27,6 +32,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/// The largest top_logprobs.
+#define DSPARK_MAX_TOP_LOGPROBS 128
 
 /// How a draft is accepted. A request with temperature 0 is greedy whatever its rule.
 typedef enum dspark_rule {
@@ -47,35 +55,44 @@ enum {
 /// Arguments of dspark_rejection_sampler(). R = num_requests, V = vocab_size, V_d =
 /// draft_vocab_size. Per-request arrays may be NULL, which means off (temperature NULL: greedy).
 typedef struct dspark_rejection_sampler_params {
-  uint32_t struct_size;            ///< sizeof(dspark_rejection_sampler_params)
-  int32_t num_requests;            ///< R >= 0
-  int32_t gamma;                   ///< 1..16
-  int32_t vocab_size;              ///< V: columns of target_logits that count
-  int32_t draft_vocab_size;        ///< V_d: columns of draft_logits (V without draft_to_target)
-  int32_t num_rows;                ///< rows of target_logits; an upper bound on cu_seqlens[R]
-  int32_t num_stop_ids;            ///< columns of stop_ids
-  int32_t top_logprobs;            ///< 0; more is not served yet
-  int32_t num_threads;             ///< CPU threads to use; 0 = as many as OpenMP has
-  const void* target_logits;       ///< [num_rows, V_pad] in cu_seqlens order
-  int32_t target_dtype;            ///< f32, bf16 or f16
-  int64_t target_stride;           ///< elements between rows
-  const int32_t* draft_tokens;     ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
-  int64_t draft_tokens_stride;     ///< elements between requests
-  const int32_t* draft_len;        ///< [R] l_r, 0..gamma
-  const int32_t* cu_seqlens;       ///< [R + 1] first row of each request; 1 + l_r rows if active
-  const uint64_t* seed;            ///< [R] seed of each request
-  const int64_t* position;         ///< [R] absolute position of the anchor
-  const int32_t* rule;             ///< [R] a dspark_rule each
-  const float* temperature;        ///< [R] T; 0 = greedy
-  const int32_t* top_k;            ///< [R] keep the k largest; <= 0 off
-  const float* top_p;              ///< [R] keep mass p in (0, 1]; 1 = off
-  const float* min_p;              ///< [R] keep p(x) >= min_p * max p; 0 = off
-  const float* logit_bias;         ///< [R, V] added to the logits, or NULL
-  int64_t logit_bias_stride;       ///< elements between requests
-  const uint32_t* token_mask;      ///< packed bits, 1 = allowed, or NULL: [num_rows, words] ragged,
-                                   ///< or [R, gamma + 1, words] when mask_request_stride > 0
-  int64_t mask_row_stride;         ///< words between rows
-  int64_t mask_request_stride;     ///< words between requests of a padded mask; 0 = ragged
+  uint32_t struct_size;         ///< sizeof(dspark_rejection_sampler_params)
+  int32_t num_requests;         ///< R >= 0
+  int32_t gamma;                ///< 1..16
+  int32_t vocab_size;           ///< V: columns of target_logits that count
+  int32_t draft_vocab_size;     ///< V_d: columns of draft_logits (V without draft_to_target)
+  int32_t num_rows;             ///< rows of target_logits; an upper bound on cu_seqlens[R]
+  int32_t num_stop_ids;         ///< columns of stop_ids
+  int32_t top_logprobs;         ///< n: likeliest ids to list for every emitted token, 0..128
+  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
+  const void* target_logits;    ///< [num_rows, V_pad] in cu_seqlens order
+  int32_t target_dtype;         ///< f32, bf16 or f16
+  int64_t target_stride;        ///< elements between rows
+  const int32_t* draft_tokens;  ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
+  int64_t draft_tokens_stride;  ///< elements between requests
+  const int32_t* draft_len;     ///< [R] l_r, 0..gamma
+  const int32_t* cu_seqlens;    ///< [R + 1] first row of each request; 1 + l_r rows if active
+  const uint64_t* seed;         ///< [R] seed of each request
+  const int64_t* position;      ///< [R] absolute position of the anchor
+  const int32_t* rule;          ///< [R] a dspark_rule each
+  const float* temperature;     ///< [R] T; 0 = greedy
+  const int32_t* top_k;         ///< [R] keep the k largest; <= 0 off
+  const float* top_p;           ///< [R] keep mass p in (0, 1]; 1 = off
+  const float* min_p;           ///< [R] keep p(x) >= min_p * max p; 0 = off
+  const float* logit_bias;      ///< [R, V] added to the logits, or NULL
+  int64_t logit_bias_stride;    ///< elements between requests
+  const uint32_t* token_mask;   ///< packed bits, 1 = allowed, or NULL: [num_rows, words] ragged,
+                                ///< or [R, gamma + 1, words] when mask_request_stride > 0
+  int64_t mask_row_stride;      ///< words between rows
+  int64_t mask_request_stride;  ///< words between requests of a padded mask; 0 = ragged
+  const float* repetition_penalty;  ///< [R] > 0; 1 = off
+  const float* presence_penalty;    ///< [R] finite; 0 = off
+  const float* frequency_penalty;   ///< [R] finite; 0 = off
+  const int32_t* output_counts;     ///< [R, V] how often each id was emitted, or NULL: never
+  int64_t output_counts_stride;     ///< elements between requests
+  const uint32_t* prompt_mask;      ///< [R, words] packed bits, 1 = in the prompt, or NULL
+  int64_t prompt_mask_stride;       ///< words between requests
+  const int32_t* anchor;           ///< [R] counted as one more output token; < 0 or NULL: it is not
+  const int32_t* min_tokens_left;  ///< [R] rows i below this emit no stop id
   const float* draft_logit;        ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
   const float* draft_lse;          ///< [R, gamma] lse of the draft law, or NULL
   const void* draft_logits;        ///< [R, gamma, V_d] stored z, or NULL
@@ -100,6 +117,10 @@ typedef struct dspark_rejection_sampler_params {
   int32_t* next_anchor;            ///< [R] out: last emitted id
   float* logprob;                  ///< [R, gamma + 1] out: log p of the emitted ids
   float* logprob_raw;              ///< [R, gamma + 1] out: the same under the unprocessed row
+  int32_t* top_ids;                ///< [R, gamma + 1, n] out: likeliest ids under p, -1 padded
+  float* top_logprob;              ///< [R, gamma + 1, n] out: their log p, -inf padded
+  int32_t* top_ids_raw;            ///< [R, gamma + 1, n] out: the same under the unprocessed row
+  float* top_logprob_raw;          ///< [R, gamma + 1, n] out; all four or, with n = 0, none
   int8_t* accepted;                ///< [R, gamma] out: 1, 0, -1 unobserved, -2 not scheduled
   int32_t* finish;                 ///< [R] out: 0 none, 1 stop, 2 length
   int32_t* status;                 ///< [R] out: status bits
