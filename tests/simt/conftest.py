@@ -17,7 +17,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for modules that tests here share
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = {"fast": "libdspark_simt.so", "checked": "libdspark_simt_checked.so"}
+FILES = {
+    "fast": "libdspark_simt.so",
+    "checked": "libdspark_simt_checked.so",
+    "undefined": "libdspark_simt_undefined.so",
+}
 
 
 class Status(ctypes.Structure):
@@ -62,7 +66,7 @@ def folder() -> Path:
 
 @functools.cache
 def _open(kind: str) -> Library:
-    """The fast or the checked library, or another one by its path; skips what is not built."""
+    """A library of `make simt`, or another one by its path; skips what is not built."""
     path = folder() / FILES[kind] if kind in FILES else Path(kind)
     if not path.exists():
         pytest.skip(f"{path.name} is not built: run `make simt`")

@@ -75,11 +75,9 @@ Cell& cell_at(uintptr_t address) {
 }
 
 std::string who(unsigned block, uint32_t slot) {
-  const Block* running = context.block->grid().block(block);
   const unsigned threads = static_cast<unsigned>(context.block->threads());
-  (void)running;
-  std::string text = "block " + std::to_string(block);
-  return text + (slot < threads ? " thread " + std::to_string(slot) : " (asynchronous)");
+  return "block " + std::to_string(block) +
+         (slot < threads ? " thread " + std::to_string(slot) : " (asynchronous)");
 }
 
 const char* verb(bool write, bool atomic) {

@@ -6,6 +6,8 @@ copies, one or many multiprocessors. mutation.py runs the same cases on kernels 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +139,24 @@ def checked_library(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
 def test_no_finding(checked_library: None, family: str, name: str, where: str) -> None:
     with device(where):
         CASES[family][name]()
+
+
+def test_no_undefined_behaviour(open_library: Callable[[str], Any]) -> None:
+    """The checks of g++ print what they find, so the cases run in a process of their own."""
+    program = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('cases', sys.argv[1])\n"
+        "cases = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(cases)\n"
+        "for family in cases.CASES.values():\n"
+        "    for case in family.values():\n"
+        "        case()\n"
+    )
+    environment = {**os.environ, "DSPARK_SIMT": open_library("undefined")._name}
+    done = subprocess.run(
+        [sys.executable, "-c", program, __file__], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_checker_sees_the_arrays_of_a_call(

@@ -106,7 +106,10 @@ __device__ __forceinline__ void count_three(SelectShared& s, const uint64_t (&x)
   for (int e = 0; e < kHeld; ++e) {
     if (static_cast<uint32_t>(e) * kThreads >= n) break;  // absent ones are 0 and reach nothing
 #pragma unroll
-    for (int i = 0; i < 3; ++i) mine += (x[e] >= value[i] ? 1u : 0u) << (i * kCountBits);
+    for (int i = 0; i < 3; ++i) {
+      const uint32_t reaches = x[e] >= value[i] ? 1 : 0;
+      mine += reaches << (i * kCountBits);
+    }
   }
   mine = __reduce_add_sync(~0u, mine);
   if (threadIdx.x % 32 == 0) s.partial[turn][threadIdx.x / 32] = mine;
