@@ -298,7 +298,7 @@ class Checker:
             x = x.to(getattr(torch, dtype))
         return view(x.expand(n).contiguous())
 
-    def _like_kind(self, x: np.ndarray[Any, Any]) -> Any:
+    def like_kind(self, x: np.ndarray[Any, Any]) -> Any:
         """``x`` as an array of the kind and on the device of the other arrays."""
         if self.like is not None and is_torch(self.like):
             return sys.modules["torch"].from_numpy(x).to(self.like.device)
@@ -307,7 +307,7 @@ class Checker:
     def _spread(self, x: np.ndarray[Any, Any], n: int) -> Any:
         """``n`` values, from one or ``n``, of the kind and on the device of the other arrays."""
         if x.ndim == 1 or self.like is None or not on_device(self.like):
-            return self._like_kind(np.array(np.broadcast_to(x, (n,))))
+            return self.like_kind(np.array(np.broadcast_to(x, (n,))))
         torch = sys.modules["torch"]  # a fill can be captured into a graph, a copy cannot
         signed = x.view(np.int64) if x.dtype == np.uint64 else x
         dtype, device = getattr(torch, str(signed.dtype)), self.like.device

@@ -15,7 +15,11 @@ import pytest
 import dspark_ext as dx
 
 #: Folders of the families that have CUDA kernels, with the operators that run them.
-KERNELS = {"confidence": ["confidence"], "markov_loop": ["markov_loop"]}
+KERNELS = {
+    "confidence": ["confidence"],
+    "markov_loop": ["markov_loop"],
+    "prefix_scheduler": ["prefix_schedule"],
+}
 
 
 def _backends(family: str) -> list[str]:

@@ -41,6 +41,10 @@ dspark_status confidence(const dspark_confidence_params& p, void* scratch, void*
 dspark_status markov_loop_workspace(const dspark_markov_loop_params& p, size_t* bytes);
 dspark_status markov_loop(const dspark_markov_loop_params& p, void* scratch, void* stream);
 
+dspark_status prefix_scheduler_workspace(const dspark_prefix_scheduler_params& p, size_t* bytes);
+dspark_status prefix_scheduler(const dspark_prefix_scheduler_params& p, void* scratch,
+                               void* stream);
+
 }  // namespace dspark::cuda
 
 #endif  // DSPARK_CORE_FAMILIES_H_

@@ -103,6 +103,16 @@ void check_outputs(dspark::Problems& problems, const Params& p) {
                  static_cast<long long>(needed));
 }
 
+dspark_status workspace_bytes(dspark_device device, const Params& p, size_t* bytes) {
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::prefix_scheduler_workspace(p, bytes);
+#else
+  (void)device;
+#endif
+  *bytes = dspark::cpu::prefix_scheduler_workspace(p);
+  return dspark::ok_status();
+}
+
 }  // namespace
 
 extern "C" {
@@ -128,28 +138,38 @@ dspark_status dspark_prefix_scheduler_workspace(dspark_device device,
   dspark::Problems problems("dspark_prefix_scheduler_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_cpu_device(problems, device);
+  dspark::check_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::prefix_scheduler_workspace(*params);
-  return problems.status();
+  if (!problems.none()) return problems.status();
+  return workspace_bytes(device, *params, bytes);
 }
 
 dspark_status dspark_prefix_scheduler(dspark_device device,
                                       const dspark_prefix_scheduler_params* params,
                                       dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_prefix_scheduler");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_cpu_device(problems, device);
+  dspark::check_device(problems, device);
   if (problems.none()) {
     check_cost(problems, *params);
     check_mode(problems, *params);
     check_outputs(problems, *params);
   }
   if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::prefix_scheduler_workspace(*params));
-  if (problems.none()) dspark::cpu::prefix_scheduler(*params, workspace.data);
+  size_t needed = 0;
+  const dspark_status sized = workspace_bytes(device, *params, &needed);
+  if (sized.code != DSPARK_OK) return sized;
+  dspark::check_workspace(problems, workspace, needed);
+  if (!problems.none()) return problems.status();
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) {
+    return dspark::cuda::prefix_scheduler(*params, workspace.data, stream);
+  }
+#else
+  (void)stream;
+#endif
+  dspark::cpu::prefix_scheduler(*params, workspace.data);
   return problems.status();
 }
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import ArgumentError, Checker, View, to_numpy, view
+from dspark_ext._arrays import ArgumentError, Checker, View, on_device, to_numpy, view
 from dspark_ext.results import Plan
 from dspark_ext.scheduling import CostTable, LaggedSurvival
 
@@ -148,7 +149,7 @@ def prefix_schedule(
         _run_reference(a, outputs)
     else:
         _fill(a.params, outputs)
-        _backend.run("prefix_scheduler", a.params, backend)
+        _backend.run("prefix_scheduler", a.params, backend, check.like)
     _backend.raise_on_trouble("prefix_schedule", result.status, strict)
     return result
 
@@ -213,6 +214,8 @@ def _draft_tokens(check: Checker, x: Any) -> View | None:
     v = check.array("draft_tokens", x, ("R", "gamma"), _INTS, optional=True)
     if v is None or v.dtype == "int32":
         return v
+    if on_device(v.array):  # ids beyond 32 bits are the device's to find: no row of any table
+        return view(v.array.clamp(-1, 2**31 - 1).to(sys.modules["torch"].int32))
     ids = to_numpy(v.array)
     fits = ids.size == 0 or (ids.min() >= -(2**31) and ids.max() < 2**31)
     check.require(bool(fits), "draft_tokens", "ids beyond 32 bits", "ids that fit int32")
@@ -280,9 +283,15 @@ def _read_lagged(check: Checker, given: dict[str, Any], a: _Arguments) -> Any:
     except ArgumentError as error:
         check.problems.append(str(error))
         return None
-    a.keep.append(values)
-    a.params.lagged, a.params.lagged_stride = values.ctypes.data, a.gamma
+    a.params.lagged, a.params.lagged_stride = _lend(check, a, values), a.gamma
     return values
+
+
+def _lend(check: Checker, a: _Arguments, values: Any) -> int:
+    """Address of an array of the host as the call will read it: on the device of the others."""
+    v = view(check.like_kind(values))
+    a.keep.append(v)
+    return v.ptr
 
 
 def _read_cost(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
@@ -302,6 +311,12 @@ def _read_cost(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         p.draft_ms, p.ms_per_kv_token = cost.draft_ms, cost.ms_per_kv_token
         missing = cost.ms_per_kv_token > 0 and given["kv_len"] is None and a.requests > 0
         check.require(not missing, "kv_len", "None", "lengths: the table prices KV tokens")
+    elif on_device(cost):  # a table that the engine updates in place; its prices are not looked at
+        v = check.array("cost", cost, (None,), ("float64",))
+        if v is not None:
+            a.keep.append(v)
+            p.cost_ms, p.cost_size = v.ptr, v.shape[0]
+        return
     else:
         try:
             values = to_numpy(cost).astype(np.float64, order="C", casting="same_kind")
@@ -315,8 +330,7 @@ def _read_cost(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         if len(values) > 1 and not (values[1:].min() > 0 and values[1:].max() < np.inf):
             bad = 1 + int(np.argmin(np.isfinite(values[1:]) & (values[1:] > 0)))
             check.fail("cost", f"{values[bad]} at B = {bad}", "milliseconds > 0")
-    a.keep.append(values)
-    p.cost_ms, p.cost_size = values.ctypes.data, len(values)
+    p.cost_ms, p.cost_size = _lend(check, a, values), len(values)
     a.reference.update(cost=values, draft_ms=p.draft_ms, ms_per_kv_token=p.ms_per_kv_token)
 
 
