@@ -176,7 +176,8 @@ def _demangled(names: Sequence[str]) -> dict[str, str]:
 
 def plain_name(demangled: str) -> str:
     """Cut a demangled signature down to the name with its template arguments."""
-    name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ").strip()
+    name = demangled.replace("(anonymous namespace)::", "").replace("> >", ">>")
+    name = name.removeprefix("void ").strip()
     depth = 0
     for i in range(len(name) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(name[i], 0)

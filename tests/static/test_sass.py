@@ -128,6 +128,7 @@ def test_a_budget_without_a_kernel_is_reported_where_its_architecture_was_built(
     [
         ("void a::(anonymous namespace)::k<(int)8>(a::P const*, int)", "a::k<(int)8>"),
         ("a::k(void (*)(int))", "a::k"),
+        ("void a::k<a::S<(int)8> >(int)", "a::k<a::S<(int)8>>"),
         ("plain", "plain"),
     ],
 )
