@@ -115,6 +115,7 @@ export PYTHONPATH=$site
 # Warnings of the libraries of this machine are not what is tested; -k cuda: on the device only.
 tests=("$python" -m pytest -q -c "$root/pyproject.toml" -W default -p no:cacheprovider -k cuda)
 "$python" -c 'import xdist' 2> /dev/null && tests+=(-n 4)
+"$python" -c 'import pytest_timeout' 2> /dev/null && tests+=(--timeout 60)  # a kernel that hangs
 nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 arch=${archs%-real}
 library=$work/libdspark_conformance.so  # of the kernels that the emulation is compared with
