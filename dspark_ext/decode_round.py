@@ -388,6 +388,7 @@ def _sample(
         min_p=host.min_p if np.any(host.min_p) else None,
         token_mask=token_mask,
         rule=host.rule,
+        synthetic_acceptance=host.synthetic_acceptance,
         stop_ids=state.stop_ids,
         max_new_tokens=host.left,
         active=host.active if active is None else active,

@@ -14,9 +14,6 @@ __all__ = ["RULES", "SamplingParams", "distinct_seed", "mix_seed"]
 
 #: rule -> code of ``dspark_rule``
 RULES = {"greedy": 0, "token": 1, "block": 2, "match": 3, "synthetic": 4}
-_LATER = {
-    "synthetic": "synthetic acceptance for benchmarks",
-}
 MIN_TEMPERATURE = 1e-3
 _LARGEST_FLOAT32 = 3.4028234e38
 _MASK = (1 << 64) - 1
@@ -50,10 +47,13 @@ class SamplingParams:
         Tokens to emit at the most, at least 1; a stop id counts.
     stop_ids : sequence of int
         The request ends behind the first of these; it is emitted.
-    rule : {"token", "block", "greedy", "match"}
+    rule : {"token", "block", "greedy", "match", "synthetic"}
         How drafts are accepted: ``token`` = min(1, p/q) with residual; ``block`` = all drafts of a
         round together, which accepts at least as many; ``match`` = sample the target and accept the
-        equal prefix, so that the output equals plain seeded decoding.
+        equal prefix, so that the output equals plain seeded decoding. ``synthetic``, for benchmarks
+        only: drafts are accepted whatever they are, and the status word of every round says so.
+    synthetic_acceptance : float, optional
+        For the rule ``synthetic``: tokens that a round emits on average, at least 1.
     draft_temperature : float, optional
         Temperature of the draft; that of the target when absent; 0 = greedy drafts.
     max_draft : int, optional
@@ -67,8 +67,6 @@ class SamplingParams:
     ------
     ArgumentError
         Listing every illegal value.
-    NotImplementedError
-        For the rule ``synthetic``, which this release does not serve.
 
     Examples
     --------
@@ -94,6 +92,7 @@ class SamplingParams:
     max_new_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     rule: str = "token"
+    synthetic_acceptance: float | None = None
     draft_temperature: float | None = None
     max_draft: int | None = None
     min_draft: int = 0
@@ -108,10 +107,6 @@ class SamplingParams:
             count = len(problems)
             head = f"SamplingParams: {count} problem{'s' if count > 1 else ''}"
             raise ArgumentError("\n  ".join([head, *problems]))
-        if self.rule in _LATER:
-            raise NotImplementedError(
-                f"SamplingParams: rule={self.rule!r}: {_LATER[self.rule]} is not in this release"
-            )
 
     def _problems(self) -> list[str]:
         found: list[str] = []
@@ -145,6 +140,10 @@ class SamplingParams:
             found.append(
                 f"rule: got 'greedy' with temperature {self.temperature!r}, expected temperature 0"
             )
+        mean = self.synthetic_acceptance
+        mean_ok = _is_finite(mean) and 1 <= mean <= 17 if self.rule == "synthetic" else mean is None
+        wanted = "a number in [1, gamma + 1] with the rule 'synthetic', else None"
+        expect("synthetic_acceptance", mean_ok, wanted)
         draft_len_ok = self.max_draft is None or (_is_int(self.max_draft) and self.max_draft >= 0)
         expect("max_draft", draft_len_ok, "None or an integer >= 0")
         expect("min_draft", _is_int(self.min_draft) and self.min_draft >= 0, "an integer >= 0")

@@ -34,6 +34,7 @@ _FIELDS: dict[str, tuple[str, float]] = {
     "frequency_penalty": ("float32", 0),
     "min_tokens": ("int32", 0),
     "rule": ("int32", RULES["token"]),
+    "synthetic_acceptance": ("float32", 1),
     "left": ("int32", 0),
     "max_draft": ("int32", 0),
     "min_draft": ("int32", 0),
@@ -58,6 +59,7 @@ class HostState:
     frequency_penalty: NDArray[np.float32]
     min_tokens: NDArray[np.int32]  # tokens due before a stop id
     rule: NDArray[np.int32]
+    synthetic_acceptance: NDArray[np.float32]
     left: NDArray[np.int32]
     max_draft: NDArray[np.int32]
     min_draft: NDArray[np.int32]
@@ -278,6 +280,8 @@ class RoundState:
         host.presence_penalty[slot] = params.presence_penalty
         host.frequency_penalty[slot] = params.frequency_penalty
         host.min_tokens[slot] = params.min_tokens
+        mean = params.synthetic_acceptance
+        host.synthetic_acceptance[slot] = 1 if mean is None else mean
         host.rule[slot], host.left[slot] = RULES[params.rule], params.max_new_tokens
         host.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
         host.max_draft[slot] = self.gamma if params.max_draft is None else params.max_draft
@@ -304,6 +308,11 @@ class RoundState:
         count = len(params.stop_ids)
         check.require(count <= most, "stop_ids", f"{count} ids", f"at most {most}")
         cap = self.gamma if params.max_draft is None else params.max_draft
+        mean = params.synthetic_acceptance
+        mean_ok = mean is None or mean <= self.gamma + 1
+        check.require(
+            mean_ok, "synthetic_acceptance", str(mean), f"at most gamma + 1 = {self.gamma + 1}"
+        )
         check.require(cap <= self.gamma, "max_draft", str(cap), f"at most gamma = {self.gamma}")
         floor_ok = params.min_draft <= cap
         check.require(floor_ok, "min_draft", str(params.min_draft), f"at most max_draft = {cap}")

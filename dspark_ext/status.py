@@ -19,6 +19,7 @@ _TEXT = {
     "STOPPED": "the round ended at a stop id or at max_new_tokens",
     "KV_OVERFLOW": "a position lies beyond the request's page table",
     "BAD_PAGE": "a page id in use is negative or >= num_pages",
+    "SYNTHETIC": "acceptance was made up for a benchmark: not the target's law",
 }
 
 
@@ -46,6 +47,7 @@ class Status(enum.IntFlag):
     STOPPED = 1 << 8
     KV_OVERFLOW = 1 << 9
     BAD_PAGE = 1 << 10
+    SYNTHETIC = 1 << 11
 
     @staticmethod
     def describe(bits: int) -> str:

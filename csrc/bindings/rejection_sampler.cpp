@@ -24,6 +24,7 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "seed", &P::seed);
   field(cls, "position", &P::position);
   field(cls, "rule", &P::rule);
+  field(cls, "synthetic_acceptance", &P::synthetic_acceptance);
   field(cls, "temperature", &P::temperature);
   field(cls, "top_k", &P::top_k);
   field(cls, "top_p", &P::top_p);

@@ -27,6 +27,7 @@ constexpr Bit kBits[] = {
     {DSPARK_STOPPED, "STOPPED", "the round ended at a stop id or at max_new_tokens"},
     {DSPARK_KV_OVERFLOW, "KV_OVERFLOW", "a position lies beyond the request's page table"},
     {DSPARK_BAD_PAGE, "BAD_PAGE", "a page id in use is negative or >= num_pages"},
+    {DSPARK_SYNTHETIC, "SYNTHETIC", "acceptance was made up for a benchmark: not the target's law"},
 };
 
 const Bit* find(int32_t bit) {

@@ -19,6 +19,7 @@ struct Sampling {
   float min_p;
   float top_p;
   int32_t top_k;
+  float wanted;  // drafts that the rule synthetic accepts on average
   float repetition;
   float presence;
   float frequency;
@@ -52,8 +53,9 @@ enum class DraftLaw {
 
 /// The law of row i after the processors.
 RowLaw row_law(const Request& q, int32_t i);
-/// Whether the accept draw of row i is below `ratio`, strictly, in 53 bits.
-bool coin(const Request& q, int32_t i, double ratio);
+/// Whether the draw of row i, of the kind kAccept or kSynthetic, is below `ratio`, strictly, in 53
+/// bits.
+bool coin(const Request& q, int32_t i, double ratio, DrawKind kind = kAccept);
 /// A token of p itself.
 int32_t from_target(Request& q, int32_t i, DrawKind segment_kind);
 /// What plain decoding would emit at row i: rules greedy and match.

@@ -72,9 +72,9 @@ DraftRow draft_row(const Request& q, int32_t i) {
 }  // namespace
 
 // Strictly below `ratio`, in 53 bits.
-bool coin(const Request& q, int32_t i, double ratio) {
+bool coin(const Request& q, int32_t i, double ratio, DrawKind kind) {
   const RowDraw d = row_draw(q, i, kResidualSegment);
-  const DrawStream stream{d.seed, d.position, d.distance, kAccept};
+  const DrawStream stream{d.seed, d.position, d.distance, kind};
   const uint64_t u53 = d.forced != nullptr ? *d.forced : draw_u53(stream);
   return static_cast<double>(u53) * 1.1102230246251565e-16 < ratio;
 }
@@ -89,13 +89,13 @@ int32_t from_target(Request& q, int32_t i, DrawKind segment_kind) {
 // What plain decoding would emit at row i: rules greedy and match, whose draws know the position
 // only.
 int32_t target_choice(Request& q, int32_t i) {
-  if (q.s.rule == DSPARK_RULE_GREEDY && !q.lane.empty) return argmax(q.lane);
+  if (q.s.temperature == 0.0f && !q.lane.empty) return argmax(q.lane);
   return from_target(q, i, kTargetSegment);
 }
 
 int32_t bonus(Request& q, int32_t i) {
-  const bool drawn = q.s.rule == DSPARK_RULE_TOKEN || q.s.rule == DSPARK_RULE_BLOCK;
-  return drawn ? from_target(q, i, kBonusSegment) : target_choice(q, i);
+  const bool plain = q.s.temperature == 0.0f || q.s.rule == DSPARK_RULE_MATCH;
+  return !plain ? from_target(q, i, kBonusSegment) : target_choice(q, i);
 }
 
 // The law that draft i was drawn from. A one-hot law reads nothing. A NaN anywhere in a stored row

@@ -61,11 +61,17 @@ void read_penalties(const Params& p, int64_t r, Sampling* s, int32_t* status) {
 Sampling read_sampling(const Params& p, int64_t r, int32_t* status) {
   Sampling s{};
   const int32_t rule = p.rule == nullptr ? DSPARK_RULE_TOKEN : p.rule[r];
-  s.rule = legal<int32_t>(rule, rule >= DSPARK_RULE_GREEDY && rule <= DSPARK_RULE_MATCH,
+  s.rule = legal<int32_t>(rule, rule >= DSPARK_RULE_GREEDY && rule <= DSPARK_RULE_SYNTHETIC,
                           DSPARK_RULE_GREEDY, status);
   s.temperature = legal_temperature(p.temperature, r, status);
   if (s.rule == DSPARK_RULE_GREEDY) s.temperature = 0.0f;
-  if (s.temperature == 0.0f) s.rule = DSPARK_RULE_GREEDY;
+  if (s.rule == DSPARK_RULE_SYNTHETIC) {
+    const float mean = p.synthetic_acceptance == nullptr ? 0.0f : p.synthetic_acceptance[r];
+    const bool good = mean >= 1.0f && mean <= static_cast<float>(p.gamma + 1);
+    s.wanted = legal(mean, good, 1.0f, status) - 1.0f;
+  } else if (s.temperature == 0.0f) {
+    s.rule = DSPARK_RULE_GREEDY;
+  }
   s.draft_temperature = p.draft_temperature == nullptr
                             ? s.temperature
                             : legal_temperature(p.draft_temperature, r, status);
@@ -120,6 +126,14 @@ bool is_stop(const Params& p, int64_t r, int32_t token) {
   return false;
 }
 
+// Rule `synthetic` at row i: floor(wanted) drafts always, the next one with the probability that is
+// left. No other law with this mean on whole numbers has a smaller variance.
+int32_t verify_synthetic(Request& q, int32_t i, int32_t draft, int8_t* flag) {
+  const double rate = static_cast<double>(q.s.wanted) - static_cast<double>(i);
+  *flag = coin(q, i, rate, kSynthetic) ? 1 : 0;
+  return *flag == 1 ? draft : bonus(q, i);
+}
+
 // One row; true when the round goes on to the next.
 bool step(Request& q, int32_t i) {
   const Params& p = q.p;
@@ -136,6 +150,8 @@ bool step(Request& q, int32_t i) {
   int8_t flag;
   if (q.s.rule == DSPARK_RULE_TOKEN) {
     token = verify_token(q, i, draft, &flag);
+  } else if (q.s.rule == DSPARK_RULE_SYNTHETIC) {
+    token = verify_synthetic(q, i, draft, &flag);
   } else {
     token = target_choice(q, i);
     flag = token == draft && !q.lane.empty ? 1 : 0;
@@ -227,7 +243,7 @@ void mark_unobserved(const Request& q, int32_t i) {
 RowLaw row_law(const Request& q, int32_t i) {
   const Params& p = q.p;
   const Sampling& s = q.s;
-  const bool greedy = s.rule == DSPARK_RULE_GREEDY;
+  const bool greedy = s.temperature == 0.0f;
   const int64_t row = s.first_row + i;
   RowLaw law{};
   law.logits = advance(p.target_logits, p.target_dtype, row * p.target_stride);
@@ -258,6 +274,7 @@ void verify_request(const Params& p, int64_t r, Lane& lane) {
   const Sampling s = read_sampling(p, r, &status);
   Request q{p, r, lane, s, status, 0, 0, DSPARK_FINISH_NONE};
   if (s.cap > 0 && s.length >= 0) {
+    if (s.rule == DSPARK_RULE_SYNTHETIC) q.status |= DSPARK_SYNTHETIC;
     if (s.rule == DSPARK_RULE_BLOCK) {
       verify_block(q);
     } else {

@@ -50,6 +50,7 @@ def rejection_sample(
     support_logits: Any = None,
     draft_temperature: Any = None,
     rule: Any = "token",
+    synthetic_acceptance: Any = None,
     anchor: Any = None,
     draft_to_target: Any = None,
     stop_ids: Any = None,
@@ -115,7 +116,11 @@ def rejection_sample(
         ``"greedy"``, ``"token"``, ``"block"`` or ``"match"`` (:data:`RULES`). ``block`` decides
         over all drafts together (Sun et al. 2024): it accepts at least as many, and reads all rows.
         ``match`` samples ``y_i`` from ``p_i`` and accepts while it equals the draft. Requests at
-        temperature 0 are greedy.
+        temperature 0 are greedy. ``"synthetic"``, for benchmarks only, accepts drafts whatever they
+        are: the output is not the target's, and ``Status.SYNTHETIC`` says so.
+    synthetic_acceptance : array (R,) or scalar, optional
+        For the rule ``synthetic``: the tokens a round emits on average when all gamma drafts are
+        scheduled, 1..gamma + 1. The drafts accepted are that minus 1, rounded down or up.
     anchor : array, shape (R,), int, optional
         The anchors, where penalties shall count them as output on top of ``output_counts``; -1: not
         this one. Nothing else reads them.
@@ -155,8 +160,6 @@ def rejection_sample(
     ------
     ArgumentError
         Lists every argument whose shape, dtype or range is wrong; nothing has been written.
-    NotImplementedError
-        Rule ``synthetic``, which a later release will serve.
 
     Notes
     -----
@@ -186,7 +189,6 @@ def rejection_sample(
     call.results(out)
     backend = _backend.resolve(call.check, backend)
     call.check.done()
-    call.refuse_what_is_missing()
     result = call.result
     if backend == "reference":
         call.run_reference()
@@ -313,10 +315,16 @@ class _Call:
             if check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
                 codes = np.full(self.requests, RULES[rule], np.int32)
                 self.views["rule"] = view(check._like_kind(codes))
-            return
-        v = check.per_request("rule", rule, self.requests, "int32", optional=False)
-        self._range("rule", v, lambda x: np.isin(x, list(RULES.values())), f"codes of {RULES}")
-        self.views["rule"] = v
+        else:
+            v = check.per_request("rule", rule, self.requests, "int32", optional=False)
+            self._range("rule", v, lambda x: np.isin(x, list(RULES.values())), f"codes of {RULES}")
+            self.views["rule"] = v
+        mean = self._per_request("synthetic_acceptance", "float32")
+        most = self.gamma + 1
+        within = f"values in 1..{most} (gamma + 1)"
+        self._range("synthetic_acceptance", mean, lambda x: (x >= 1) & (x <= most), within)
+        if mean is None and RULES["synthetic"] in check.values(self.views["rule"]):
+            check.fail("synthetic_acceptance", "None", f"{within} with the rule 'synthetic'")
 
     def _mask(self, mask: Any) -> None:
         words = -(-self.vocab // 32)
@@ -429,18 +437,6 @@ class _Call:
     def result(self) -> Verification:
         """The arrays that are being filled."""
         return Verification(**{name: v.array for name, v in self.outputs.items()})
-
-    def refuse_what_is_missing(self) -> None:
-        """Raise for arguments that a later release will serve."""
-        rule = self.given["rule"]
-        codes = [RULES[rule]] if isinstance(rule, str) else self.check.values(self.views["rule"])
-        missing = [
-            f"rule: {name!r} is not implemented yet; use 'token'"
-            for name in ("synthetic",)
-            if RULES[name] in codes
-        ]
-        if missing:
-            raise NotImplementedError("\n  ".join(["rejection_sample:", *missing]))
 
     def params(self) -> Any:
         """Fill the C struct."""

@@ -29,7 +29,7 @@ TARGET = (Kind.TARGET_SEGMENT, Kind.TARGET_INNER)
 class Draws(Protocol):
     """Decisions of one request in one round; row or slot i (from 0) decides position n + i + 1."""
 
-    def coin(self, i: int, ratio: float) -> tuple[bool, float]:
+    def coin(self, i: int, ratio: float, kind: Kind = Kind.ACCEPT) -> tuple[bool, float]:
         """Accept with probability min(1, ratio): (accepted, margin)."""
 
     def categorical(
@@ -61,10 +61,10 @@ class PhiloxDraws:
     position: int
     forced: NDArray[np.generic] | None = None
 
-    def coin(self, i: int, ratio: float) -> tuple[bool, float]:
+    def coin(self, i: int, ratio: float, kind: Kind = Kind.ACCEPT) -> tuple[bool, float]:
         """Accept iff u < ratio, strictly."""
         if self.forced is None:
-            u53 = uniform53(self.seed, self.position + i + 1, Kind.ACCEPT, i + 1)
+            u53 = uniform53(self.seed, self.position + i + 1, kind, i + 1)
         else:
             u53 = int(self.forced[i])
         u = u53 * 2.0**-53

@@ -44,9 +44,9 @@ class Branches:
         self.probability *= probabilities[branch]
         return branch
 
-    def coin(self, i: int, ratio: float) -> tuple[bool, float]:
+    def coin(self, i: int, ratio: float, kind: Kind = Kind.ACCEPT) -> tuple[bool, float]:
         """Accept with probability min(1, ratio)."""
-        del i
+        del i, kind
         if ratio <= 0 or ratio >= 1:
             return ratio >= 1, np.inf
         return self.choose([1.0 - ratio, ratio]) == 1, np.inf

@@ -22,15 +22,8 @@ from dspark_ext.status import Status
 
 __all__ = ["RULES", "rejection_sample"]
 
-_SERVED = (RULES["greedy"], RULES["token"], RULES["block"], RULES["match"])
 _UNLIMITED = 1 << 30
 _COUNTED = ("anchor", "output_counts", "prompt_mask")  # read by penalties, nothing by themselves
-
-
-def _refuse_what_is_not_served(rules: Any) -> None:
-    missing = [f"rule {name!r}" for name in ("synthetic",) if RULES[name] in rules]
-    if missing:
-        raise NotImplementedError(f"rejection_sample: not implemented yet: {', '.join(missing)}")
 
 
 def _stored_law(
@@ -230,6 +223,7 @@ def rejection_sample(
     support_logits: ArrayLike | None = None,
     draft_temperature: ArrayLike | None = None,
     rule: Any = "token",
+    synthetic_acceptance: ArrayLike | None = None,
     anchor: ArrayLike | None = None,
     draft_to_target: ArrayLike | None = None,
     stop_ids: ArrayLike | None = None,
@@ -266,7 +260,9 @@ def rejection_sample(
     draft_temperature : array_like (R,) or scalar, optional
         T of the draft, by default ``temperature``; 0 means one-hot.
     rule : str or array_like of codes (R,)
-        "greedy", "token", "block" or "match" (:data:`RULES`).
+        "greedy", "token", "block", "match" or "synthetic" (:data:`RULES`).
+    synthetic_acceptance : array_like (R,) or scalar, optional
+        Tokens that a round under the rule synthetic shall emit on average, 1..gamma + 1.
     draft_to_target : array_like (V_d,), optional
         Target ids of the columns of ``draft_logits``.
     stop_ids : array_like (S,) or (R, S), optional
@@ -300,8 +296,6 @@ def rejection_sample(
 
     Raises
     ------
-    NotImplementedError
-        The rule synthetic.
     ValueError
         An unknown rule name; a law given in part.
 
@@ -351,14 +345,16 @@ def rejection_sample(
     requests, gamma = drafts.shape
     vocab = logits.shape[1] if vocab_size is None else int(vocab_size)
     rules = _rule_codes(rule, requests)
-    _refuse_what_is_not_served(rules)
     support = (support_ids, support_logits)
     law = _stored_law(
         draft_logit, draft_lse, draft_logits, support, draft_to_target, vocab, draft_dtype
     )
     result = _empty(requests, gamma, top_logprobs)
     status = result.status
-    rules = legal(rules, np.isin(rules, _SERVED), RULES["greedy"], status)
+    rules = legal(rules, np.isin(rules, list(RULES.values())), RULES["greedy"], status)
+    synthetic = rules == RULES["synthetic"]
+    mean = per_request(synthetic_acceptance, requests, 0.0, np.float32).astype(np.float64)
+    mean = legal(mean, ~synthetic | ((mean >= 1) & (mean <= gamma + 1)), 1.0, status)
     t = np.where(rules == RULES["greedy"], 0.0, legal_temperature(temperature, status))
     t_draft = t if draft_temperature is None else legal_temperature(draft_temperature, status)
     processors = _processors(t, min_p, top_k, top_p, logit_bias, vocab, status)
@@ -374,7 +370,9 @@ def rejection_sample(
         begin, n = int(first[r]), int(length[r])
         request = Request(
             index=int(r),
-            rule=int(rules[r]) if t[r] else RULES["greedy"],
+            rule=int(rules[r]) if t[r] or synthetic[r] else RULES["greedy"],
+            wanted=float(mean[r]) - 1,
+            status=int(Status.SYNTHETIC) if synthetic[r] else 0,
             processors=processors[r],
             draft_temperature=float(t_draft[r]),
             drafts=drafts[r, :n],

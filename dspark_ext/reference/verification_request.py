@@ -70,6 +70,7 @@ class Request:
     vocab: int
     law: StoredLaw | None
     history: History | None = None
+    wanted: float = 0.0  # drafts that the rule synthetic accepts on average
     top: int = 0  # ids to list for every emitted token
     status: int = 0
     finish: int = 0

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dspark_ext.reference.draft_law import DraftLaw, NoLaw, ZeroMass
 from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET
+from dspark_ext.reference.philox import Kind
 from dspark_ext.reference.sampler import Draw, argmax
 from dspark_ext.reference.target_law import TargetRow
 from dspark_ext.reference.verification_request import Request
@@ -30,9 +31,9 @@ def target_choice(request: Request, row: TargetRow, i: int) -> Draw:
 
 def bonus(request: Request, row: TargetRow, i: int) -> Draw:
     """The token behind the last draft, from p: no draft is left to verify at this row."""
-    if request.rule in (RULES["token"], RULES["block"]):
-        return request.from_target(row, i, BONUS)
-    return target_choice(request, row, i)
+    if request.processors.temperature == 0 or request.rule == RULES["match"]:
+        return target_choice(request, row, i)
+    return request.from_target(row, i, BONUS)
 
 
 def kept_share(row: TargetRow, law: DraftLaw, log_reach: float = 0.0) -> NDArray[np.float64]:
@@ -76,6 +77,15 @@ def _verify_token(request: Request, row: TargetRow, i: int, draft: int) -> tuple
     return False, Draw(draw.token, min(margin, draw.margin))
 
 
+def _verify_synthetic(request: Request, row: TargetRow, i: int, draft: int) -> tuple[bool, Draw]:
+    """Rule `synthetic`: floor(wanted) drafts always, the next one with what is left."""
+    accepted, margin = request.draws.coin(i, request.wanted - i, Kind.SYNTHETIC)
+    if accepted:
+        return True, Draw(draft, margin)
+    draw = bonus(request, row, i)
+    return False, Draw(draw.token, min(margin, draw.margin))
+
+
 def verify_rows(request: Request) -> None:
     """Emit the tokens of one request, row by row, until a rejection, a stop or the bonus."""
     scheduled = len(request.drafts)
@@ -93,6 +103,8 @@ def verify_rows(request: Request) -> None:
                 draw = bonus(request, row, i)
                 request.emit(row, draw.token, draw.margin)
                 return
+        elif request.rule == RULES["synthetic"]:
+            accepted, draw = _verify_synthetic(request, row, i, draft)
         else:
             draw = target_choice(request, row, i)
             accepted = draw.token == draft and not row.law.empty

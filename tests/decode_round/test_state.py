@@ -29,10 +29,14 @@ def test_bad_temperatures(temperature: float) -> None:
         dx.SamplingParams(temperature)
 
 
-def test_rules_of_a_later_release_say_so() -> None:
-    for rule in ("synthetic",):
-        with pytest.raises(NotImplementedError, match=f"rule='{rule}'"):
-            dx.SamplingParams(1.0, rule=rule)
+def test_rules_and_what_they_need() -> None:
+    with pytest.raises(dx.ArgumentError, match="synthetic_acceptance: got None, expected a number"):
+        dx.SamplingParams(1.0, rule="synthetic")
+    with pytest.raises(dx.ArgumentError, match="synthetic_acceptance: got 2"):
+        dx.SamplingParams(1.0, synthetic_acceptance=2)
+    state = dx.RoundState.create(1, gamma=2)
+    with pytest.raises(dx.ArgumentError, match=r"synthetic_acceptance: got 3\.5, expected at most"):
+        state.add([1], dx.SamplingParams(rule="synthetic", synthetic_acceptance=3.5))
     with pytest.raises(dx.ArgumentError, match="expected temperature 0"):
         dx.SamplingParams(1.0, rule="greedy")
 

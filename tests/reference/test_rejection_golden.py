@@ -474,17 +474,6 @@ def test_empty_batch_and_inactive_rows() -> None:
     assert out.tokens[:, 0].tolist() == [-1, 0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"rule": "synthetic"}, "synthetic"),
-    ],
-)
-def test_what_is_not_served_says_so(arguments: Any, name: str) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        verify(np.eye(2), [0], **arguments)
-
-
 def test_half_a_law_is_an_error() -> None:
     with pytest.raises(ValueError, match="all three"):
         verify(np.eye(2), [0], draft_logit=[[0.0]])

@@ -57,7 +57,8 @@ class _Maker:
         rng, requests, k = self.rng, self.requests, self.kwargs
         k["temperature"] = rng.choice([0, 0.7, 1, 1, 1.5], requests).astype(np.float32)
         if self.chance(0.5):
-            k["rule"] = rng.choice([0, 1, 1, 2, 2, 3], requests).astype(np.int32)
+            k["rule"] = rng.choice([0, 1, 1, 2, 2, 3, 4], requests).astype(np.int32)
+            k["synthetic_acceptance"] = 1 + rng.random(requests) * self.gamma
         else:
             k["rule"] = str(rng.choice(["token", "match", "greedy", "block", "token"]))
         if self.chance(0.4):

@@ -81,6 +81,10 @@ LISTED = {
         ({"max_new_tokens": -1}, "max_new_tokens: got -1"),
         ({"rule": "tokens"}, "rule: got 'tokens'"),
         ({"rule": [0, 7]}, "rule: got 7"),
+        ({"rule": "synthetic"}, "synthetic_acceptance: got None, expected values in 1..4"),
+        ({"rule": [1, 4]}, "synthetic_acceptance: got None"),
+        ({"rule": "synthetic", "synthetic_acceptance": 4.5}, "synthetic_acceptance: got 4.5"),
+        ({"rule": "synthetic", "synthetic_acceptance": 0.5}, "synthetic_acceptance: got 0.5"),
         ({"logit_bias": np.zeros((2, 41), np.float32)}, "logit_bias: got shape"),
         (
             {"token_mask": np.zeros((4, 1), np.int32)},
@@ -151,17 +155,6 @@ def test_kinds_of_arrays_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rule": [1, 4]}, "rule: 'synthetic' is not implemented yet"),
-    ],
-)
-def test_later_features_say_so(backend: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(NotImplementedError, match=message):
-        dx.rejection_sample(**arguments(**changes), backend=backend)
-
-
-@pytest.mark.parametrize(
     ("length", "cu", "emitted"),
     [
         pytest.param([4, 1], [0, 2, 4], [(0, 2), (1, 2)], id="longer-than-gamma"),
@@ -212,7 +205,7 @@ def test_illegal_values_on_the_device_are_status_bits() -> None:
         "presence_penalty": [np.float32(x) for x in (np.nan, np.inf)],
         "frequency_penalty": [np.float32(x) for x in (np.nan, -np.inf)],
         "min_tokens_left": [np.int32(-1)],
-        "rule": [np.int32(x) for x in (-1, 4, 99)],
+        "rule": [np.int32(x) for x in (-1, 5, 99)],
     }
     for name, values in bad.items():
         for value in values:

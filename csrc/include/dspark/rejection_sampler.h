@@ -7,7 +7,8 @@
 // when all l drafts are accepted the bonus comes from p_l. Rules: greedy (equal to the argmax),
 // token (the above), block (one decision over all drafts: P_i = min(1, P_{i-1} p(x_i) / q(x_i)),
 // S_i = sum max(P_i p_i - q_{i+1}, 0), the largest i with u_i < S_i / (S_i + 1 - P_i), u_l < P_l),
-// match (y_i ~ p_i, accept while y_i equals the draft).
+// match (y_i ~ p_i, accept while y_i equals the draft). For benchmarks only: synthetic, which
+// accepts a wanted number of drafts whatever they are and says so in the status word.
 //
 // Processors act on every row in this order: token mask, logit bias, min-tokens, penalties; then
 // argmax (T = 0), or temperature, min-p, top-k, top-p (crossing token kept). Total order:
@@ -36,13 +37,14 @@ extern "C" {
 /// The largest top_logprobs.
 #define DSPARK_MAX_TOP_LOGPROBS 128
 
-/// How a draft is accepted. A request with temperature 0 is greedy whatever its rule.
+/// How a draft is accepted. A request with temperature 0 is greedy whatever its rule, but for
+/// synthetic, whose own tokens are then the argmax.
 typedef enum dspark_rule {
   DSPARK_RULE_GREEDY = 0,    ///< accept while the draft equals the argmax
   DSPARK_RULE_TOKEN = 1,     ///< min(1, p / q) and the residual
   DSPARK_RULE_BLOCK = 2,     ///< all drafts together (Sun et al.): the most that can be accepted
   DSPARK_RULE_MATCH = 3,     ///< sample p, accept the equal prefix
-  DSPARK_RULE_SYNTHETIC = 4  ///< not served yet
+  DSPARK_RULE_SYNTHETIC = 4  ///< made-up acceptance for benchmarks: not the target's law
 } dspark_rule;
 
 /// Why a request ended in this round.
@@ -55,31 +57,32 @@ enum {
 /// Arguments of dspark_rejection_sampler(). R = num_requests, V = vocab_size, V_d =
 /// draft_vocab_size. Per-request arrays may be NULL, which means off (temperature NULL: greedy).
 typedef struct dspark_rejection_sampler_params {
-  uint32_t struct_size;         ///< sizeof(dspark_rejection_sampler_params)
-  int32_t num_requests;         ///< R >= 0
-  int32_t gamma;                ///< 1..16
-  int32_t vocab_size;           ///< V: columns of target_logits that count
-  int32_t draft_vocab_size;     ///< V_d: columns of draft_logits (V without draft_to_target)
-  int32_t num_rows;             ///< rows of target_logits; an upper bound on cu_seqlens[R]
-  int32_t num_stop_ids;         ///< columns of stop_ids
-  int32_t top_logprobs;         ///< n: likeliest ids to list for every emitted token, 0..128
-  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
-  const void* target_logits;    ///< [num_rows, V_pad] in cu_seqlens order
-  int32_t target_dtype;         ///< f32, bf16 or f16
-  int64_t target_stride;        ///< elements between rows
-  const int32_t* draft_tokens;  ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
-  int64_t draft_tokens_stride;  ///< elements between requests
-  const int32_t* draft_len;     ///< [R] l_r, 0..gamma
-  const int32_t* cu_seqlens;    ///< [R + 1] first row of each request; 1 + l_r rows if active
-  const uint64_t* seed;         ///< [R] seed of each request
-  const int64_t* position;      ///< [R] absolute position of the anchor
-  const int32_t* rule;          ///< [R] a dspark_rule each
-  const float* temperature;     ///< [R] T; 0 = greedy
-  const int32_t* top_k;         ///< [R] keep the k largest; <= 0 off
-  const float* top_p;           ///< [R] keep mass p in (0, 1]; 1 = off
-  const float* min_p;           ///< [R] keep p(x) >= min_p * max p; 0 = off
-  const float* logit_bias;      ///< [R, V] added to the logits, or NULL
-  int64_t logit_bias_stride;    ///< elements between requests
+  uint32_t struct_size;               ///< sizeof(dspark_rejection_sampler_params)
+  int32_t num_requests;               ///< R >= 0
+  int32_t gamma;                      ///< 1..16
+  int32_t vocab_size;                 ///< V: columns of target_logits that count
+  int32_t draft_vocab_size;           ///< V_d: columns of draft_logits (V without draft_to_target)
+  int32_t num_rows;                   ///< rows of target_logits; an upper bound on cu_seqlens[R]
+  int32_t num_stop_ids;               ///< columns of stop_ids
+  int32_t top_logprobs;               ///< n: likeliest ids to list for every emitted token, 0..128
+  int32_t num_threads;                ///< CPU threads to use; 0 = as many as OpenMP has
+  const void* target_logits;          ///< [num_rows, V_pad] in cu_seqlens order
+  int32_t target_dtype;               ///< f32, bf16 or f16
+  int64_t target_stride;              ///< elements between rows
+  const int32_t* draft_tokens;        ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
+  int64_t draft_tokens_stride;        ///< elements between requests
+  const int32_t* draft_len;           ///< [R] l_r, 0..gamma
+  const int32_t* cu_seqlens;          ///< [R + 1] first row of each request; 1 + l_r rows if active
+  const uint64_t* seed;               ///< [R] seed of each request
+  const int64_t* position;            ///< [R] absolute position of the anchor
+  const int32_t* rule;                ///< [R] a dspark_rule each
+  const float* synthetic_acceptance;  ///< [R] mean tokens of a round, 1..gamma + 1
+  const float* temperature;           ///< [R] T; 0 = greedy
+  const int32_t* top_k;               ///< [R] keep the k largest; <= 0 off
+  const float* top_p;                 ///< [R] keep mass p in (0, 1]; 1 = off
+  const float* min_p;                 ///< [R] keep p(x) >= min_p * max p; 0 = off
+  const float* logit_bias;            ///< [R, V] added to the logits, or NULL
+  int64_t logit_bias_stride;          ///< elements between requests
   const uint32_t* token_mask;   ///< packed bits, 1 = allowed, or NULL: [num_rows, words] ragged,
                                 ///< or [R, gamma + 1, words] when mask_request_stride > 0
   int64_t mask_row_stride;      ///< words between rows

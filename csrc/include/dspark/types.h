@@ -80,7 +80,8 @@ enum {
   DSPARK_FORCED_REJECT = 1 << 7,   ///< a draft was refused without a coin (p = 0 or no valid law)
   DSPARK_STOPPED = 1 << 8,         ///< the round ended at a stop id or at max_new_tokens
   DSPARK_KV_OVERFLOW = 1 << 9,     ///< a position lies beyond the request's page table
-  DSPARK_BAD_PAGE = 1 << 10        ///< a page id in use is negative or >= num_pages
+  DSPARK_BAD_PAGE = 1 << 10,       ///< a page id in use is negative or >= num_pages
+  DSPARK_SYNTHETIC = 1 << 11       ///< acceptance was made up for a benchmark: not the target's law
 };
 
 /// Name of a status bit ("NAN_TARGET", ...), or NULL when `bit` is not exactly one known bit.
