@@ -50,6 +50,12 @@ __device__ __forceinline__ void score(const Args& args, const Shared& s, int32_t
   source.begin_step(step);
   source.load_vectors(t.first_row, t.count);
   bool loaded = true;
+  if constexpr (kAhead<Source>) {
+    source.vectors_ready();
+    __syncthreads();
+    source.start_first();
+    loaded = false;
+  }
   for (t.position = 0; t.position < owned; t.position += c.batch) {
     t.segments = owned - t.position < c.batch ? owned - t.position : c.batch;
     for (t.first_row = 0; t.first_row < rows; t.first_row += c.group) {
@@ -73,6 +79,7 @@ __device__ __forceinline__ void score(const Args& args, const Shared& s, int32_t
     }
     source.end_pass(t.position, t.segments);
   }
+  if constexpr (kAhead<Source>) source.finish_last();
   __syncthreads();  // champions are complete
 }
 

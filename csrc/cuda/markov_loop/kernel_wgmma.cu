@@ -5,9 +5,14 @@
 
 namespace dspark::cuda::markov {
 
-Kernel wgmma_kernel(int32_t w2_dtype) {
-  return w2_dtype == DSPARK_BF16 ? markov_loop_kernel<WgmmaSource<DSPARK_BF16>>
-                                 : markov_loop_kernel<WgmmaSource<DSPARK_F16>>;
+Kernel wgmma_kernel(const Config& c, int32_t w2_dtype) {
+  const bool bf16 = w2_dtype == DSPARK_BF16;
+  if (c.group == 64) {
+    return bf16 ? markov_loop_kernel<WgmmaSource<DSPARK_BF16, true>>
+                : markov_loop_kernel<WgmmaSource<DSPARK_F16, true>>;
+  }
+  return bf16 ? markov_loop_kernel<WgmmaSource<DSPARK_BF16, false>>
+              : markov_loop_kernel<WgmmaSource<DSPARK_F16, false>>;
 }
 
 dspark_status describe_w2(Args& args) {

@@ -8,8 +8,8 @@
 
 namespace dspark::cuda::markov {
 
-/// The kernel for a W2 of this dtype.
-Kernel wgmma_kernel(int32_t w2_dtype);
+/// The kernel for a configuration and a W2 of this dtype.
+Kernel wgmma_kernel(const Config& c, int32_t w2_dtype);
 
 /// Describe W2 to the copy engine, in `args.w2_map`.
 dspark_status describe_w2(Args& args);

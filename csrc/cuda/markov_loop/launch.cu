@@ -53,7 +53,7 @@ markov::Kernel kernel_of(const Args& args) {
   using namespace markov;
   const Config& c = args.config;
   if (c.source == Source::kScalar) return markov_loop_kernel<ScalarSource>;
-  if (c.source == Source::kWgmma) return wgmma_kernel(args.p.w2_dtype);
+  if (c.source == Source::kWgmma) return wgmma_kernel(c, args.p.w2_dtype);
   if (c.source == Source::kInt || c.source == Source::kImma) return int8_kernel(c);
   if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
   if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;

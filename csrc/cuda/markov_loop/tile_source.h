@@ -65,6 +65,13 @@
 
 namespace dspark::cuda::markov {
 
+/// Whether dots() leaves the next tile's products under way, to run beside the epilogue. Such a
+/// source stores the vectors of all rows at the first load_vectors() of a step, and has
+///   void start_first()   behind the barrier that completes these vectors: begin the first tile
+///   void finish_last()   at the end of a step: nothing is under way any more
+template <class Source>
+constexpr bool kAhead = false;
+
 /// Whether this compilation's architecture has the instructions of a source; without them the
 /// kernel is empty. The host's choice never comes there.
 template <class Source>

@@ -44,24 +44,27 @@
 
 namespace dspark::cuda::markov {
 
-template <int32_t kDtype>
+/// kOverlap: groups of 64, and the next tile's wgmma run during the epilogue of a tile.
+template <int32_t kDtype, bool kOverlap>
 class WgmmaSource;
 
+template <int32_t kDtype, bool kOverlap>
+constexpr bool kCompiled<WgmmaSource<kDtype, kOverlap>> = DSPARK_HAS_WGMMA != 0;
 template <int32_t kDtype>
-constexpr bool kCompiled<WgmmaSource<kDtype>> = DSPARK_HAS_WGMMA != 0;
+constexpr bool kAhead<WgmmaSource<kDtype, true>> = true;
 
-template <int32_t kDtype>
+template <int32_t kDtype, bool kOverlap>
 class WgmmaSource {
  public:
   __device__ WgmmaSource(const Args& args, const Shared& shared, int32_t rows)
       : args_(args),
         s_(shared),
+        rows_(rows),
         first_(first_segment(args.config, blockIdx.x)),
         owned_(first_segment(args.config, blockIdx.x + 1) - first_),
         chunks_(args.p.rank / kChunkColumns),
         resident_(min(args.config.slots - args.config.ring, owned_ * chunks_)) {
     const int32_t groups = (args.p.num_requests + args.config.group - 1) / args.config.group;
-    (void)rows;  // the layout follows the requests, as the host's does
     full_ = reinterpret_cast<uint64_t*>(vectors(groups));
     empty_ = full_ + args.config.slots;
     scales_ = reinterpret_cast<float*>(empty_ + args.config.slots);
@@ -90,7 +93,7 @@ class WgmmaSource {
   __device__ void begin_step(int32_t step) {
     forward_ = step % 2 == 0;
     last_step_ = step + 1 == args_.last_step;
-    stored_ = 0;
+    stored_ = false;
     group_ = 0;
   }
 
@@ -101,15 +104,14 @@ class WgmmaSource {
     return first_ + (forward_ ? stay + position : owned_ - 1 - position);
   }
 
-  // Every group has a place of its own, so that a step stores its vectors once.
-  __device__ void load_vectors(int32_t first_row, int32_t count) {
-    const int32_t group = first_row / args_.config.group;
-    if ((stored_ >> group & 1u) != 0) return;
-    stored_ |= 1u << group;
+  // A step stores the vectors of all rows at once.
+  __device__ void load_vectors(int32_t, int32_t) {
+    if (stored_) return;
+    stored_ = true;
     if (args_.config.direct) {
-      copy_rows(first_row, count, vectors(group));
+      copy_rows();
     } else {
-      split_rows(first_row, count, vectors(group), scales_ + group * args_.config.group);
+      split_rows();
     }
   }
 
@@ -119,14 +121,23 @@ class WgmmaSource {
   __device__ void dots(int32_t position, int32_t segments, int32_t count, bool last) {
     scored_group_ = group_;
     group_ = last ? 0 : group_ + 1;
-    for (int32_t k = 0; k < segments; ++k) {
-      const int32_t local = segment(position + k) - first_;
-      float* out = s_.bias + k * count * kBiasStride;
-      if (args_.config.group == 8) multiply<8>(local, count, last, out);
-      if (args_.config.group == 16) multiply<16>(local, count, last, out);
-      if (args_.config.group == 32) multiply<32>(local, count, last, out);
-      if (args_.config.group == 64) multiply<64>(local, count, last, out);
+    if constexpr (kOverlap) {
+      dots_ahead(position, count, last);
+    } else {
+      for (int32_t k = 0; k < segments; ++k) {
+        const int32_t local = segment(position + k) - first_;
+        float* out = s_.bias + k * count * kBiasStride;
+        if (args_.config.group == 8) multiply<8>(local, count, last, out);
+        if (args_.config.group == 16) multiply<16>(local, count, last, out);
+        if (args_.config.group == 32) multiply<32>(local, count, last, out);
+      }
     }
+  }
+
+  __device__ __forceinline__ void start_first() { start(segment(0) - first_, 0); }
+  __device__ __forceinline__ void finish_last() {
+    prim::wgmma_wait<0>();
+    prim::wgmma_hold(sums_);
   }
 
   __device__ void end_pass(int32_t, int32_t) {}
@@ -178,43 +189,42 @@ class WgmmaSource {
   }
 
   template <int N>
-  static __device__ __forceinline__ void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void multiply_add(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                                      bool add) {
     if constexpr (kDtype == DSPARK_BF16) {
-      prim::wgmma_bf16<N>(d, a, b);
+      prim::wgmma_bf16<N>(d, a, b, add);
     } else {
-      prim::wgmma_f16<N>(d, a, b);
+      prim::wgmma_f16<N>(d, a, b, add);
     }
   }
 
-  // One segment against the group's vectors.
+  // One chunk of a segment against the vectors of a group, as soon as its box is there. The first
+  // product of a tile replaces the accumulators where tiles overlap, and is added to zeros where
+  // they do not: either way is the one in which the compiler lets wgmma run on (ptxas C7514,
+  // C7515).
   template <int N>
-  __device__ __forceinline__ void multiply(int32_t local, int32_t count, bool last, float* out) {
-    const int32_t half = threadIdx.x / 128;
-    float d[N / 2] = {};
-    for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
-      const int32_t box = local * chunks_ + chunk;
-      const int32_t slot = slot_of(box);
-      prim::mbarrier_wait(full_ + slot, loads_ >> slot & 1u);
-      prim::wgmma_fence();
-      const uint64_t a =
-          prim::wgmma_descriptor(s_.source + slot * kSlotBytes + half * (kSlotBytes / 2));
-      for (int32_t part = 0; part < args_.config.parts; ++part) {
-        const uint64_t b = prim::wgmma_descriptor(
-            vectors(scored_group_) + (part * chunks_ + chunk) * N * prim::kBoxRowBytes);
+  __device__ __forceinline__ void issue(float (&d)[N / 2], int32_t local, int32_t chunk,
+                                        int32_t group) {
+    const int32_t slot = slot_of(local * chunks_ + chunk);
+    prim::mbarrier_wait(full_ + slot, loads_ >> slot & 1u);
+    prim::wgmma_fence();
+    const uint64_t a = prim::wgmma_descriptor(s_.source + slot * kSlotBytes +
+                                              threadIdx.x / 128 * (kSlotBytes / 2));
+    for (int32_t part = 0; part < args_.config.parts; ++part) {
+      const uint64_t b = prim::wgmma_descriptor(vectors(group) +
+                                                (part * chunks_ + chunk) * N * prim::kBoxRowBytes);
 #pragma unroll
-        for (uint32_t k = 0; k < 4; ++k) {
-          multiply_add<N>(d, prim::wgmma_advance(a, 32 * k), prim::wgmma_advance(b, 32 * k));
-        }
-      }
-      prim::wgmma_commit();
-      if (last && chunk > 0) {
-        prim::wgmma_wait<1>();  // the box before has been read
-        free(box - 1);
+      for (uint32_t k = 0; k < 4; ++k) {
+        multiply_add<N>(d, prim::wgmma_advance(a, 32 * k), prim::wgmma_advance(b, 32 * k),
+                        !kOverlap || chunk > 0 || part > 0 || k > 0);
       }
     }
-    prim::wgmma_wait<0>();
-    prim::wgmma_hold(d);
-    if (last) free(local * chunks_ + chunks_ - 1);
+    prim::wgmma_commit();
+  }
+
+  // The accumulators to the bias buffer.
+  template <int N>
+  __device__ __forceinline__ void store(const float (&d)[N / 2], int32_t count, float* out) const {
     const int32_t lane = threadIdx.x % 32;
     const int32_t id = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
@@ -224,45 +234,79 @@ class WgmmaSource {
     }
   }
 
-  // Where 16-byte piece `piece` of a vector's row lies in the group's operand: [part, chunk, row].
-  __device__ __forceinline__ unsigned char* place(unsigned char* operand, int32_t part, int32_t row,
-                                                  int32_t piece) const {
+  // One segment against the group's vectors.
+  template <int N>
+  __device__ __forceinline__ void multiply(int32_t local, int32_t count, bool last, float* out) {
+    float d[N / 2] = {};
+    for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
+      issue<N>(d, local, chunk, scored_group_);
+      if (last && chunk > 0) {
+        prim::wgmma_wait<1>();  // the box before has been read
+        free(local * chunks_ + chunk - 1);
+      }
+    }
+    prim::wgmma_wait<0>();
+    prim::wgmma_hold(d);
+    if (last) free(local * chunks_ + chunks_ - 1);
+    store<N>(d, count, out);
+  }
+
+  // The same for one segment a pass, with the next tile under way when it returns. Behind the last
+  // tile of a step some tile is multiplied again, for nobody: a branch here would make the compiler
+  // wait for each wgmma.
+  __device__ __forceinline__ void dots_ahead(int32_t position, int32_t count, bool last) {
+    const int32_t local = segment(position) - first_;
+    prim::wgmma_wait<0>();
+    prim::wgmma_hold(sums_);
+    for (int32_t chunk = 0; last && chunk < chunks_; ++chunk) free(local * chunks_ + chunk);
+    store<64>(sums_, count, s_.bias);
+    const int32_t next = last ? position + 1 : position;
+    start(next < owned_ ? segment(next) - first_ : local, group_);
+  }
+
+  __device__ __forceinline__ void start(int32_t local, int32_t group) {
+    for (int32_t chunk = 0; chunk < chunks_; ++chunk) issue<64>(sums_, local, chunk, group);
+  }
+
+  // Where 16-byte piece `piece` of a row's vector lies: [group, part, chunk, row of the group].
+  __device__ __forceinline__ unsigned char* place(int32_t part, int32_t row, int32_t piece) const {
+    const int32_t group = row / args_.config.group, i = row - group * args_.config.group;
     const int32_t chunk = part * chunks_ + piece / 8;
-    return operand + (chunk * args_.config.group + row) * prim::kBoxRowBytes +
-           ((piece ^ row) % 8) * 16;
+    return vectors(group) + (chunk * args_.config.group + i) * prim::kBoxRowBytes +
+           ((piece ^ i) % 8) * 16;
   }
 
   // Rows of W1 as they are: same dtype as W2, 16-byte aligned.
-  __device__ void copy_rows(int32_t first_row, int32_t count, unsigned char* operand) {
+  __device__ void copy_rows() {
     const Params& p = args_.p;
     const int32_t pieces = p.rank / 8;
-    for (int32_t i = threadIdx.x; i < count * pieces; i += kThreads) {
-      const int32_t n = i / pieces, piece = i - n * pieces;
-      const int32_t id = s_.previous[first_row + n];
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < rows_ * pieces; i += kThreads) {
+      const int32_t row = i / pieces, piece = i - row * pieces;
+      const int32_t id = s_.previous[row];
       uint4 value = make_uint4(0, 0, 0, 0);
       if (known(p, id)) {
-        const uint16_t* row = static_cast<const uint16_t*>(p.w1) + id * p.w1_stride;
-        value = reinterpret_cast<const uint4*>(row)[piece];
+        const uint16_t* from = static_cast<const uint16_t*>(p.w1) + id * p.w1_stride;
+        value = reinterpret_cast<const uint4*>(from)[piece];
       }
-      *reinterpret_cast<uint4*>(place(operand, 0, n, piece)) = value;
+      *reinterpret_cast<uint4*>(place(0, row, piece)) = value;
     }
   }
 
   // Other vectors, a warp a row: two elements of each 64 a lane.
-  __device__ void split_rows(int32_t first_row, int32_t count, unsigned char* operand,
-                             float* scales) {
+  __device__ void split_rows() {
     const int32_t lane = threadIdx.x % 32;
-    for (int32_t n = threadIdx.x / 32; n < count; n += kWarps) {
+    for (int32_t row = threadIdx.x / 32; row < rows_; row += kWarps) {
       float scale = 1.0f;
-      if constexpr (kDtype == DSPARK_F16) scale = row_scale(first_row + n, scales + n);
+      if constexpr (kDtype == DSPARK_F16) scale = row_scale(row);
       for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
         const int32_t j = chunk * kChunkColumns + 2 * lane;
-        float x = scale * vector_element(args_, s_, first_row + n, j);
-        float y = scale * vector_element(args_, s_, first_row + n, j + 1);
+        float x = scale * vector_element(args_, s_, row, j);
+        float y = scale * vector_element(args_, s_, row, j + 1);
         for (int32_t part = 0; part < args_.config.parts; ++part) {
           const uint32_t low = take_part<kDtype>(x);
           const uint32_t pair = static_cast<uint32_t>(take_part<kDtype>(y)) << 16 | low;
-          unsigned char* piece = place(operand, part, n, chunk * 8 + lane / 4);
+          unsigned char* piece = place(part, row, chunk * 8 + lane / 4);
           *reinterpret_cast<uint32_t*>(piece + lane % 4 * 4) = pair;
         }
       }
@@ -270,31 +314,33 @@ class WgmmaSource {
   }
 
   // The factor of a row's vector; its inverse is for bias(). One warp.
-  __device__ float row_scale(int32_t row, float* inverse) const {
+  __device__ float row_scale(int32_t row) const {
     uint32_t largest = 0;
     for (int32_t j = threadIdx.x % 32; j < args_.p.rank; j += 32) {
       const uint32_t bits = bits_f32(vector_element(args_, s_, row, j)) & 0x7fffffffu;
       if (bits < 0x7f800000u && bits > largest) largest = bits;
     }
     const float scale = f16_scale(__reduce_max_sync(~0u, largest));
-    if (threadIdx.x % 32 == 0) *inverse = 1.0f / scale;
+    if (threadIdx.x % 32 == 0) scales_[row] = 1.0f / scale;
     return scale;
   }
 
   const Args& args_;
   const Shared& s_;
+  const int32_t rows_;           // requests that take part
   const int32_t first_, owned_;  // segments of this CTA
   const int32_t chunks_;         // boxes of a segment
   const int32_t resident_;       // boxes that stay
   uint64_t* full_;               // [slots] a box has landed
   uint64_t* empty_;              // [slots] all warps have read it
-  float* scales_;                // [groups, group] f16: what a dot product is multiplied by
+  float* scales_;                // [rows] f16: what a dot product is multiplied by
   uint32_t loads_ = 0;           // bit s: parity of the copies that slot s has had
-  uint32_t stored_ = 0;          // bit g: group g's vectors of this step are stored
+  bool stored_ = false;          // this step's vectors are stored
   int32_t group_ = 0;            // of the next dots()
   int32_t scored_group_ = 0;     // of the last
   bool forward_ = true;
   bool last_step_ = false;
+  float sums_[kOverlap ? 32 : 1];  // their accumulators
 };
 
 }  // namespace dspark::cuda::markov
