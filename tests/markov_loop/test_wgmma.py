@@ -180,3 +180,12 @@ def test_full_vocabulary(make: Callable[..., Case], device: Callable[..., None])
     case = typed(make(8, 2, 151_936, 64), "bf16", "bf16")
     device(6)
     same(dx.markov_loop(**case, backend="simt"), dx.markov_loop(**case, backend="cpu"))
+
+
+def test_no_request_takes_part(make: Callable[..., Case], device: Callable[..., None]) -> None:
+    """The copies that began before this was known are waited for."""
+    case = typed(make(3, 2, 700, 64), "bf16", "bf16")
+    case["active"] = np.zeros(3, bool)
+    for seed in range(3):
+        device(2, 90, seed)
+        dx.markov_loop(**case, backend="simt")

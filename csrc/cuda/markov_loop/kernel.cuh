@@ -2,7 +2,9 @@
 //
 // The Markov loop in one launch.
 //
-//   start   W2 tiles begin to load; requests are read; hidden part of the head
+//   start   W2 tiles begin to load, then the kernels ahead are waited for; requests are read;
+//   hidden
+//           part of the head
 //   k = 0..gamma-1:
 //     tokens   of step k - 1 from the exchange                              (x_{k-1})
 //     head     gated, rnn: inner vectors, units dealt out to CTAs, one exchange
@@ -33,6 +35,7 @@
 #include "cuda/markov_loop/heads.cuh"
 #include "cuda/markov_loop/steps.cuh"
 #include "cuda/markov_loop/tile_source.h"
+#include "cuda/prim/dependency.h"
 
 namespace dspark::cuda::markov {
 
@@ -111,12 +114,17 @@ __device__ __forceinline__ void run_launch(const Args& args) {
   DSPARK_DYNAMIC_SHARED(memory);
   const Shared s = carve_shared(memory, args.config, args.p.num_requests);
   const bool start = (args.phases & kStart) != 0;
+  Source source(args, s, args.p.num_requests);
+  if ((args.phases & kScore) != 0) source.open();
+  // W2 does not depend on the kernels ahead in the stream; everything from here on may.
+  prim::grid_dependency_wait();
   const int32_t rows = read_requests(args.p, s, start);
-  if (rows == 0) return;
+  if (rows == 0) {
+    if ((args.phases & kScore) != 0) source.close();
+    return;
+  }
   Exchange exchange(args.work, args.config, args.p.num_requests);
   exchange.open(start);
-  Source source(args, s, rows);
-  if ((args.phases & kScore) != 0) source.open();
   if (start && args.p.head != DSPARK_HEAD_VANILLA) hidden_parts(args, s, rows);
   for (int32_t step = args.first_step; step < args.last_step; ++step) {
     run_step(args, s, rows, step, source, exchange);

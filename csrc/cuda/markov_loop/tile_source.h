@@ -28,8 +28,10 @@
 //
 //   Source(const Args&, const Shared&, int32_t rows)
 //       shared.source .. + config.source_bytes is its shared memory, 1024-byte aligned, not
-//       initialised. `rows`: requests that take part, at most args.p.num_requests.
-//   void open()                 args.first_step .. last_step - 1 are the steps of this launch.
+//       initialised. `rows`: at most so many requests take part; how many is known behind open().
+//   void open()                 args.first_step .. last_step - 1 are the steps of this launch. W2
+//   may
+//       be read, nothing else: the kernels ahead in the stream may still be at work.
 //   void begin_step(int32_t step)
 //   int32_t segment(int32_t position) const
 //       The segment that this step visits at `position`, 0 .. owned - 1. A source is free to choose

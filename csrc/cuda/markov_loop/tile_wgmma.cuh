@@ -59,13 +59,12 @@ class WgmmaSource {
   __device__ WgmmaSource(const Args& args, const Shared& shared, int32_t rows)
       : args_(args),
         s_(shared),
-        rows_(rows),
         first_(first_segment(args.config, blockIdx.x)),
         owned_(first_segment(args.config, blockIdx.x + 1) - first_),
         chunks_(args.p.rank / kChunkColumns),
         resident_(min(args.config.slots - args.config.ring, owned_ * chunks_)) {
-    const int32_t groups = (args.p.num_requests + args.config.group - 1) / args.config.group;
-    full_ = reinterpret_cast<uint64_t*>(vectors(groups));
+    full_ =
+        reinterpret_cast<uint64_t*>(vectors((rows + args.config.group - 1) / args.config.group));
     empty_ = full_ + args.config.slots;
     scales_ = reinterpret_cast<float*>(empty_ + args.config.slots);
   }
@@ -279,9 +278,9 @@ class WgmmaSource {
   // Rows of W1 as they are: same dtype as W2, 16-byte aligned.
   __device__ void copy_rows() {
     const Params& p = args_.p;
-    const int32_t pieces = p.rank / 8;
+    const int32_t pieces = p.rank / 8, all = *s_.count * pieces;
 #pragma unroll 4
-    for (int32_t i = threadIdx.x; i < rows_ * pieces; i += kThreads) {
+    for (int32_t i = threadIdx.x; i < all; i += kThreads) {
       const int32_t row = i / pieces, piece = i - row * pieces;
       const int32_t id = s_.previous[row];
       uint4 value = make_uint4(0, 0, 0, 0);
@@ -296,7 +295,7 @@ class WgmmaSource {
   // Other vectors, a warp a row: two elements of each 64 a lane.
   __device__ void split_rows() {
     const int32_t lane = threadIdx.x % 32;
-    for (int32_t row = threadIdx.x / 32; row < rows_; row += kWarps) {
+    for (int32_t row = threadIdx.x / 32; row < *s_.count; row += kWarps) {
       float scale = 1.0f;
       if constexpr (kDtype == DSPARK_F16) scale = row_scale(row);
       for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
@@ -327,7 +326,6 @@ class WgmmaSource {
 
   const Args& args_;
   const Shared& s_;
-  const int32_t rows_;           // requests that take part
   const int32_t first_, owned_;  // segments of this CTA
   const int32_t chunks_;         // boxes of a segment
   const int32_t resident_;       // boxes that stay
