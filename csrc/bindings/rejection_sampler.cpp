@@ -17,6 +17,9 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "target_logits", &P::target_logits);
   field(cls, "target_dtype", &P::target_dtype);
   field(cls, "target_stride", &P::target_stride);
+  field(cls, "target_logit", &P::target_logit);
+  field(cls, "target_lse", &P::target_lse);
+  field(cls, "target_lse_raw", &P::target_lse_raw);
   field(cls, "draft_tokens", &P::draft_tokens);
   field(cls, "draft_tokens_stride", &P::draft_tokens_stride);
   field(cls, "draft_len", &P::draft_len);

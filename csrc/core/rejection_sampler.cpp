@@ -72,6 +72,11 @@ void check(dspark::Problems& problems, const Params* p) {
   dspark::check_float_dtype(problems, "target_dtype", p->target_dtype);
   DSPARK_REQUIRE(problems, p->target_logits != nullptr || p->num_rows == 0,
                  "target_logits: got NULL, expected an array");
+  const bool told = p->target_logit != nullptr && p->target_lse != nullptr;
+  const bool any =
+      p->target_logit != nullptr || p->target_lse != nullptr || p->target_lse_raw != nullptr;
+  DSPARK_REQUIRE(problems, told || !any,
+                 "target_logit, target_lse: got one of them, expected both or none");
   dspark::check_pointer(problems, "draft_tokens", p->draft_tokens);
   dspark::check_pointer(problems, "draft_len", p->draft_len);
   dspark::check_pointer(problems, "cu_seqlens", p->cu_seqlens);

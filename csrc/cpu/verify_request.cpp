@@ -126,6 +126,55 @@ bool is_stop(const Params& p, int64_t r, int32_t token) {
   return false;
 }
 
+// What the engine says of the draft of a row that nobody has read.
+struct Told {
+  double log_p;
+  float log_p_raw;
+};
+
+// False: nothing that can be used, or the law of the row is more than a softmax at T.
+bool told_of(const Request& q, int32_t i, Told* told) {
+  const Params& p = q.p;
+  if (p.target_lse == nullptr || q.s.rule != DSPARK_RULE_TOKEN || p.top_logprobs > 0) return false;
+  const RowLaw law = row_law(q, i);
+  if (processed(law) || truncated(law)) return false;
+  const int64_t row = q.s.first_row + i;
+  const float z = p.target_logit[row];
+  const float lse = p.target_lse[row];
+  if (z - z != 0.0f || lse - lse != 0.0f) return false;
+  told->log_p =
+      static_cast<double>(z) / static_cast<double>(law.temperature) - static_cast<double>(lse);
+  told->log_p_raw = static_cast<float>(told->log_p);
+  if (law.temperature == 1.0f) return true;
+  told->log_p_raw = p.target_lse_raw == nullptr ? __builtin_nanf("") : z - p.target_lse_raw[row];
+  return true;
+}
+
+void look(Request& q, int32_t i) {
+  analyse(q.lane, row_law(q, i));
+  if (q.lane.nan) q.status |= DSPARK_NAN_TARGET;
+}
+
+// Rule `token` at a row that was not read. True: the draft is accepted; false: the row is in the
+// lane, with *token and *flag as verify_token has them.
+bool verify_told(Request& q, int32_t i, int32_t draft, const Told& told, int32_t* token,
+                 int8_t* flag) {
+  DraftRow row{};
+  double log_q = 0.0;
+  const DraftLaw law = draft_law(q, i, draft, &row, &log_q);
+  if (law != DraftLaw::kStored && law != DraftLaw::kOneHot) {
+    look(q, i);
+    *token = verify_token(q, i, draft, flag);
+    return false;
+  }
+  const double difference = told.log_p - log_q;
+  *flag = coin(q, i, exp_f64(difference < 0.0 ? difference : 0.0)) ? 1 : 0;
+  if (*flag == 1) return true;
+  look(q, i);
+  *token = residual(q, i, draft, law == DraftLaw::kStored ? &row : nullptr);
+  return false;
+}
+
 // Rule `synthetic` at row i: floor(wanted) drafts always, the next one with the probability that is
 // left. No other law with this mean on whole numbers has a smaller variance.
 int32_t verify_synthetic(Request& q, int32_t i, int32_t draft, int8_t* flag) {
@@ -138,17 +187,21 @@ int32_t verify_synthetic(Request& q, int32_t i, int32_t draft, int8_t* flag) {
 bool step(Request& q, int32_t i) {
   const Params& p = q.p;
   int8_t* flags = p.accepted + q.r * p.gamma;
-  analyse(q.lane, row_law(q, i));
-  if (q.lane.nan) q.status |= DSPARK_NAN_TARGET;
   const int32_t draft = draft_at(q, i);
+  Told told{};
+  const bool known = draft >= 0 && told_of(q, i, &told);
+  if (!known) look(q, i);
   if (draft < 0) {
     record(q, i, bonus(q, i));
     emit(q);
     return false;
   }
-  int32_t token;
-  int8_t flag;
-  if (q.s.rule == DSPARK_RULE_TOKEN) {
+  int32_t token = -1;
+  int8_t flag = 0;
+  bool unread = false;
+  if (known) {
+    unread = verify_told(q, i, draft, told, &token, &flag);
+  } else if (q.s.rule == DSPARK_RULE_TOKEN) {
     token = verify_token(q, i, draft, &flag);
   } else if (q.s.rule == DSPARK_RULE_SYNTHETIC) {
     token = verify_synthetic(q, i, draft, &flag);
@@ -159,7 +212,14 @@ bool step(Request& q, int32_t i) {
   flags[i] = flag;
   q.accepted += flag == 1 ? 1 : 0;
   if (flag == 0) mark_unobserved(q, i + 1);
-  record(q, i, token);
+  if (unread) {
+    const int64_t at = q.r * (p.gamma + 1) + i;
+    p.tokens[at] = draft;
+    p.logprob[at] = static_cast<float>(told.log_p);
+    p.logprob_raw[at] = told.log_p_raw;
+  } else {
+    record(q, i, token);
+  }
   return !emit(q) && flag == 1;
 }
 

@@ -31,6 +31,9 @@ def rejection_sample(
     cu_seqlens: Any,
     seed: Any,
     position: Any,
+    target_logit: Any = None,
+    target_lse: Any = None,
+    target_lse_raw: Any = None,
     temperature: Any = None,
     top_k: Any = None,
     top_p: Any = None,
@@ -83,6 +86,12 @@ def rejection_sample(
         First row of each request; it owns ``1 + l`` rows (0 if inactive).
     seed, position : array, shape (R,), uint64 and int64
         Seed, and absolute position ``n`` of the anchor, as in :func:`markov_loop`.
+    target_logit, target_lse, target_lse_raw : array, shape (B,), float32, optional
+        From an LM head that computes them beside the logits: z of the draft that the row verifies,
+        ``log sum exp(z / T)`` of the row, and the same at T = 1 (for ``logprob_raw``, which is NaN
+        where it is missing and T is not 1). A row is then read only if a token is drawn from it.
+        Used under the rule ``token`` at T > 0 without other processors and ``top_logprobs``, and
+        where both are finite; elsewhere the row is read. They must belong to these logits.
     temperature : array (R,) or scalar, float32, optional
         0 or None is greedy; else >= 1e-3.
     top_k, top_p, min_p : array (R,) or scalar, optional
@@ -222,6 +231,13 @@ class _Call:
         whole = size is None or bool(isinstance(size, (int, np.integer)) and 1 <= size <= columns)
         check.require(whole, "vocab_size", str(size), f"1..{columns} (V_pad)")
         self.vocab = int(size) if size is not None and whole else columns
+        for name in ("target_logit", "target_lse", "target_lse_raw"):
+            self.views[name] = check.array(
+                name, given[name], ("B",), ("float32",), optional=True, contiguous=True
+            )
+        told = [given[name] is not None for name in ("target_logit", "target_lse")]
+        both = all(told) or not (any(told) or given["target_lse_raw"] is not None)
+        check.require(both, "target_logit, target_lse", "one of them", "both or none")
         self._per_request("draft_len", "int32", optional=False)
         self._cu_seqlens(given["cu_seqlens"])
         self._per_request("seed", "uint64", optional=False)
@@ -314,7 +330,7 @@ class _Call:
         if isinstance(rule, str):
             if check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
                 codes = np.full(self.requests, RULES[rule], np.int32)
-                self.views["rule"] = view(check._like_kind(codes))
+                self.views["rule"] = view(check.like_kind(codes))
         else:
             v = check.per_request("rule", rule, self.requests, "int32", optional=False)
             self._range("rule", v, lambda x: np.isin(x, list(RULES.values())), f"codes of {RULES}")
@@ -346,7 +362,7 @@ class _Call:
             if not all(isinstance(i, (int, np.integer)) for i in ids.reshape(-1)):
                 self.check.fail("stop_ids", repr(stops)[:80], "ids")
                 return
-            stops = self.check._like_kind(ids.clip(-1, 2**31 - 1).astype(np.int64))
+            stops = self.check.like_kind(ids.clip(-1, 2**31 - 1).astype(np.int64))
         shape = ("S",) if stops.ndim == 1 else ("R", "S")
         v = self.check.array("stop_ids", stops, shape, INTS)
         self.views["stop_ids"] = None if v is None else _narrow(v)

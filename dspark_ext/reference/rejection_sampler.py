@@ -204,6 +204,9 @@ def rejection_sample(
     cu_seqlens: ArrayLike,
     seed: ArrayLike,
     position: ArrayLike,
+    target_logit: ArrayLike | None = None,
+    target_lse: ArrayLike | None = None,
+    target_lse_raw: ArrayLike | None = None,
     temperature: ArrayLike | None = None,
     top_k: ArrayLike | None = None,
     top_p: ArrayLike | None = None,
@@ -247,6 +250,9 @@ def rejection_sample(
         Target ids.
     draft_len, cu_seqlens, seed, position : array_like, (R,), (R + 1,), (R,), (R,)
         Scheduled drafts, first rows, seeds, positions of the anchors.
+    target_logit, target_lse, target_lse_raw : array_like (B,), optional
+        z of the draft of every row, its lse at T and at T = 1, from an LM head: they replace the
+        row in the coin of the rule ``token`` where its law is a softmax at T > 0 and nothing else.
     temperature, top_k, top_p, min_p : array_like (R,) or scalar
         T = 0 or None is greedy; the others are off at <= 0, 1 and 0.
     logit_bias : array_like, shape (R, V), optional
@@ -366,6 +372,7 @@ def rejection_sample(
     on = active_mask(active, requests)
     status[~on] = 0
     stops = _stop_sets(stop_ids, requests)
+    told = (target_logit, target_lse, target_lse_raw)
     for r in np.flatnonzero(on & (cap > 0) & (length >= 0)):
         begin, n = int(first[r]), int(length[r])
         request = Request(
@@ -377,7 +384,10 @@ def rejection_sample(
             draft_temperature=float(t_draft[r]),
             drafts=drafts[r, :n],
             rows=TargetRows(
-                logits[begin : begin + n + 1, :vocab], _mask_rows(token_mask, int(r), begin), dtype
+                logits[begin : begin + n + 1, :vocab],
+                _mask_rows(token_mask, int(r), begin),
+                dtype,
+                *(None if x is None else np.asarray(x)[begin : begin + n + 1] for x in told),
             ),
             draws=draws_of(draws, int(r), seed, position, debug_uniform),
             stop_ids=stops[r],

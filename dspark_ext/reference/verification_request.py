@@ -48,6 +48,22 @@ class TargetRows:
     logits: NDArray[np.generic]  # [1 + l, V]
     mask: NDArray[np.generic] | None  # [>= 1 + l, words]
     dtype: DType
+    logit: NDArray[np.generic] | None = None  # [1 + l] z of the draft of each row
+    lse: NDArray[np.generic] | None = None  # [1 + l] at the request's T
+    lse_raw: NDArray[np.generic] | None = None  # [1 + l] at T = 1
+
+    def told(self, i: int, temperature: float) -> tuple[float, float] | None:
+        """Log p of the draft of row i as the engine says it, processed and raw; None: unknown."""
+        if self.logit is None or self.lse is None:
+            return None
+        z, lse = float(self.logit[i]), float(self.lse[i])
+        if not (np.isfinite(z) and np.isfinite(lse)):
+            return None
+        log_p = z / temperature - lse
+        if temperature == 1:
+            return log_p, log_p
+        raw = np.nan if self.lse_raw is None else float(np.float32(z) - np.float32(self.lse_raw[i]))
+        return log_p, raw
 
     def allowed(self, i: int) -> NDArray[np.bool_] | None:
         """Ids that the token mask allows at row i; None: all."""
@@ -121,14 +137,29 @@ class Request:
         if not accepted:
             self.flags.update(dict.fromkeys(range(i + 1, len(self.drafts)), -1))
 
+    def told(self, i: int) -> tuple[float, float] | None:
+        """What the engine says of row i, where its law is a softmax at T and nothing else."""
+        p, h = self.processors, self.history
+        truncated = p.min_p > 0 or p.top_k > 0 or p.top_p < 1 or p.bias is not None
+        counted = h is not None and not h.penalties(self.drafts[:i]).off
+        floor = h is not None and i < h.min_tokens and bool(self.stop_ids)
+        if truncated or counted or floor or self.rows.mask is not None or self.top:
+            return None
+        return None if p.temperature == 0 else self.rows.told(i, p.temperature)
+
     def emit(self, row: TargetRow, token: int, margin: float) -> bool:
         """Emit a token; True when the round ends behind it (a stop id goes before the cap)."""
-        self.tokens.append(token)
-        self.logprob.append(float(row.law.log_prob()[token]))
-        self.logprob_raw.append(float(row.raw[token]))
-        self.margins.append(margin)
         if self.top:
             self.lists.append(row)
+        log_p = float(row.law.log_prob()[token]), float(row.raw[token])
+        return self.emit_told(token, log_p, margin)
+
+    def emit_told(self, token: int, log_p: tuple[float, float], margin: float) -> bool:
+        """Emit a token whose log-probabilities, processed and raw, are known."""
+        self.tokens.append(token)
+        self.logprob.append(log_p[0])
+        self.logprob_raw.append(log_p[1])
+        self.margins.append(margin)
         if token in self.stop_ids:
             self.finish = FINISH_STOP
         elif len(self.tokens) == self.cap:

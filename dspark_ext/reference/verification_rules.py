@@ -57,14 +57,19 @@ def residual(
     return request.from_target(row, i, RESIDUAL)
 
 
-def _verify_token(request: Request, row: TargetRow, i: int, draft: int) -> tuple[bool, Draw]:
-    """Rule `token` at row i: (accepted, draw); raises ZeroMass when q(draft) = 0."""
+def _verify_token(
+    request: Request, row: TargetRow, i: int, draft: int, told: float | None = None
+) -> tuple[bool, Draw]:
+    """Rule `token` at row i: (accepted, draw); raises ZeroMass when q(draft) = 0.
+
+    ``told`` is log p of the draft from elsewhere.
+    """
     try:
         law = request.draft_law(i, draft)
     except NoLaw:
         request.status |= int(Status.FORCED_REJECT)
         return False, request.from_target(row, i, RESIDUAL)
-    log_p = float(row.law.log_prob()[draft])
+    log_p = float(row.law.log_prob()[draft]) if told is None else told
     if log_p == -np.inf:
         request.status |= int(Status.FORCED_REJECT)
         return False, residual(request, row, law, i)
@@ -90,15 +95,18 @@ def verify_rows(request: Request) -> None:
     """Emit the tokens of one request, row by row, until a rejection, a stop or the bonus."""
     scheduled = len(request.drafts)
     for i in range(scheduled + 1):
-        row = request.row(i)
         draft = request.draft_at(i)
+        told = request.told(i) if draft >= 0 and request.rule == RULES["token"] else None
+        before = request.status
+        row = request.row(i)
         if draft < 0:
             draw = bonus(request, row, i)
             request.emit(row, draw.token, draw.margin)
             return
         if request.rule == RULES["token"]:
             try:
-                accepted, draw = _verify_token(request, row, i, draft)
+                log_p = None if told is None else told[0]
+                accepted, draw = _verify_token(request, row, i, draft, log_p)
             except ZeroMass:
                 draw = bonus(request, row, i)
                 request.emit(row, draw.token, draw.margin)
@@ -109,5 +117,10 @@ def verify_rows(request: Request) -> None:
             draw = target_choice(request, row, i)
             accepted = draw.token == draft and not row.law.empty
         request.flag(i, accepted)
-        if request.emit(row, draw.token, draw.margin) or not accepted:
+        if told is not None and accepted:  # a row that a backend would not have read
+            request.status = before
+            ended = request.emit_told(draft, told, draw.margin)
+        else:
+            ended = request.emit(row, draw.token, draw.margin)
+        if ended or not accepted:
             return

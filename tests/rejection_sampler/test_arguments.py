@@ -48,6 +48,12 @@ LISTED = {
         ({"draft_tokens": np.zeros((2, 3), np.float32)}, "draft_tokens: got float32"),
         ({"draft_tokens": np.zeros((2, 17), np.int32)}, "gamma: got 17, expected 1..16"),
         ({"draft_tokens": np.zeros((2, 0), np.int32)}, "gamma: got 0, expected 1..16"),
+        ({"target_lse": np.zeros(4, np.float32)}, "target_logit, target_lse: got one of them"),
+        ({"target_lse_raw": np.zeros(4, np.float32)}, "target_logit, target_lse: got one"),
+        (
+            {k: np.zeros(3, np.float32) for k in ("target_logit", "target_lse")},
+            r"target_logit: got shape \[3\]",
+        ),
         ({"draft_len": [1, 1, 1]}, r"draft_len: got shape \[3\]"),
         ({"draft_len": [0.5, 1]}, "draft_len: got"),
         ({"cu_seqlens": [0, 2]}, "cu_seqlens: got shape"),

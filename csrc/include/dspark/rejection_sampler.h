@@ -24,7 +24,10 @@
 // the request's rows, a request without a row emits nothing. A draft id outside [0, V), or with
 // q = 0, ends the prefix and the token comes from p; a NaN in the stored law of a draft refuses it,
 // and so do support_ids that do not ascend or leave [0, V).
-// Rows behind the first rejection are not read; block reads all rows.
+// Rows behind the first rejection are not read; block reads all rows. An engine whose LM head
+// returns target_logit and target_lse has a row read only where a token is drawn from it: rule
+// token, T > 0, no processor but the temperature, no top_logprobs; other rows are read as ever.
+// They are believed: no NaN is looked for in a row that is not read.
 #ifndef DSPARK_REJECTION_SAMPLER_H_
 #define DSPARK_REJECTION_SAMPLER_H_
 
@@ -57,25 +60,28 @@ enum {
 /// Arguments of dspark_rejection_sampler(). R = num_requests, V = vocab_size, V_d =
 /// draft_vocab_size. Per-request arrays may be NULL, which means off (temperature NULL: greedy).
 typedef struct dspark_rejection_sampler_params {
-  uint32_t struct_size;               ///< sizeof(dspark_rejection_sampler_params)
-  int32_t num_requests;               ///< R >= 0
-  int32_t gamma;                      ///< 1..16
-  int32_t vocab_size;                 ///< V: columns of target_logits that count
-  int32_t draft_vocab_size;           ///< V_d: columns of draft_logits (V without draft_to_target)
-  int32_t num_rows;                   ///< rows of target_logits; an upper bound on cu_seqlens[R]
-  int32_t num_stop_ids;               ///< columns of stop_ids
-  int32_t top_logprobs;               ///< n: likeliest ids to list for every emitted token, 0..128
-  int32_t num_threads;                ///< CPU threads to use; 0 = as many as OpenMP has
-  const void* target_logits;          ///< [num_rows, V_pad] in cu_seqlens order
-  int32_t target_dtype;               ///< f32, bf16 or f16
-  int64_t target_stride;              ///< elements between rows
-  const int32_t* draft_tokens;        ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
-  int64_t draft_tokens_stride;        ///< elements between requests
-  const int32_t* draft_len;           ///< [R] l_r, 0..gamma
-  const int32_t* cu_seqlens;          ///< [R + 1] first row of each request; 1 + l_r rows if active
-  const uint64_t* seed;               ///< [R] seed of each request
-  const int64_t* position;            ///< [R] absolute position of the anchor
-  const int32_t* rule;                ///< [R] a dspark_rule each
+  uint32_t struct_size;         ///< sizeof(dspark_rejection_sampler_params)
+  int32_t num_requests;         ///< R >= 0
+  int32_t gamma;                ///< 1..16
+  int32_t vocab_size;           ///< V: columns of target_logits that count
+  int32_t draft_vocab_size;     ///< V_d: columns of draft_logits (V without draft_to_target)
+  int32_t num_rows;             ///< rows of target_logits; an upper bound on cu_seqlens[R]
+  int32_t num_stop_ids;         ///< columns of stop_ids
+  int32_t top_logprobs;         ///< n: likeliest ids to list for every emitted token, 0..128
+  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
+  const void* target_logits;    ///< [num_rows, V_pad] in cu_seqlens order
+  int32_t target_dtype;         ///< f32, bf16 or f16
+  int64_t target_stride;        ///< elements between rows
+  const float* target_logit;    ///< [num_rows] z of the draft that a row verifies, or NULL
+  const float* target_lse;      ///< [num_rows] log sum exp(z / T) of the row, with target_logit
+  const float* target_lse_raw;  ///< [num_rows] the same at T = 1: for logprob_raw, or NULL
+  const int32_t* draft_tokens;  ///< [R, gamma] target ids; id < 0 or >= V ends the prefix
+  int64_t draft_tokens_stride;  ///< elements between requests
+  const int32_t* draft_len;     ///< [R] l_r, 0..gamma
+  const int32_t* cu_seqlens;    ///< [R + 1] first row of each request; 1 + l_r rows if active
+  const uint64_t* seed;         ///< [R] seed of each request
+  const int64_t* position;      ///< [R] absolute position of the anchor
+  const int32_t* rule;          ///< [R] a dspark_rule each
   const float* synthetic_acceptance;  ///< [R] mean tokens of a round, 1..gamma + 1
   const float* temperature;           ///< [R] T; 0 = greedy
   const int32_t* top_k;               ///< [R] keep the k largest; <= 0 off
