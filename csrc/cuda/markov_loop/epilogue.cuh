@@ -194,9 +194,15 @@ __device__ __forceinline__ Mass weigh_pairs(const Params& p, const Shared& s, co
     const float largest = float_from_bits(top >> 31 ? top ^ 0x80000000u : ~top);
     Mass pair{largest, 0.0f, 0};
     if (largest > kMinusInf) {
-      const float scale = t_row == 0.0f ? 1.0f : t_row;
-      const float ac = exp_f32((a - largest) / scale) + exp_f32((c - largest) / scale);
-      const float bd = exp_f32((b - largest) / scale) + exp_f32((d - largest) / scale);
+      float x[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) x[q] = z[q] - largest;
+      if (t_row != 0.0f && t_row != 1.0f) {  // dividing by 1 changes nothing but the time it takes
+#pragma unroll
+        for (int q = 0; q < 4; ++q) x[q] /= t_row;
+      }
+      const float ac = exp_f32(x[0]) + exp_f32(x[2]);
+      const float bd = exp_f32(x[1]) + exp_f32(x[3]);
       pair.sum = ac + bd;
 #pragma unroll
       for (int e = 16; e > 0; e /= 2) pair.sum += __shfl_xor_sync(~0u, pair.sum, e);

@@ -8,7 +8,7 @@
 // columns) and finds it again by itself; a step costs the r or 2r columns that depend on the token,
 // and one more exchange, behind which every CTA reads all inner vectors.
 //
-// A half-warp has one unit and up to four vectors. Lane l of 16 adds elements l, l + 16, ...: the
+// A half-warp has one unit and up to two vectors. Lane l of 16 adds elements l, l + 16, ...: the
 // sums, and so the inner vectors, have the bits of the CPU backend.
 #ifndef DSPARK_CUDA_MARKOV_LOOP_HEADS_CUH_
 #define DSPARK_CUDA_MARKOV_LOOP_HEADS_CUH_
@@ -18,7 +18,8 @@
 
 namespace dspark::cuda::markov {
 
-constexpr int kHeadVectors = 4;  // vectors that share one read of a row of the head's matrix
+constexpr int kHeadVectors = 2;  // vectors that share one read of a row of the head's matrix
+constexpr int kHeadUnroll = 4;   // columns of a lane whose loads are under way at once
 
 /// Where a head's matrix has what; gated [h; e], rnn [s; e; h].
 struct HeadLayout {
@@ -36,39 +37,49 @@ __device__ __forceinline__ HeadLayout head_layout(const Params& p) {
   return {3, p.hidden_size + 2 * p.rank, 2 * p.rank, 0, 2 * p.rank};
 }
 
-// sum[g][v] = row g of a unit times vector v, by a half-warp; `element(v, j)` reads the vectors.
-// Both half-warps of a warp call with the same length.
+using UnitSums = float[3][kHeadVectors];
+
+// sum[g][v] += row g of a unit times vector v over the columns j, j + 16, ... < end of this lane;
+// `element(v, j)` reads the vectors. Returns the lane's next column.
 template <class Element>
-__device__ __forceinline__ void unit_dots(const float* row, int64_t gate_stride, int32_t gates,
-                                          int32_t length, const Element& element,
-                                          float (&sum)[3][kHeadVectors]) {
-#pragma unroll
-  for (int g = 0; g < 3; ++g) {
-#pragma unroll
-    for (int v = 0; v < kHeadVectors; ++v) sum[g][v] = 0.0f;
-  }
+__device__ __forceinline__ int32_t add_products(const float* row, int64_t gate_stride,
+                                                int32_t gates, int32_t j, int32_t end,
+                                                const Element& element, UnitSums& sum) {
 #pragma unroll 1
-  for (int32_t j = threadIdx.x % 16; j < length; j += 16) {
-    float x[kHeadVectors];
+  for (; j < end; j += 16 * kHeadUnroll) {
+    float w[kHeadUnroll][3], x[kHeadUnroll][kHeadVectors];
 #pragma unroll
-    for (int v = 0; v < kHeadVectors; ++v) x[v] = element(v, j);
+    for (int u = 0; u < kHeadUnroll; ++u) {
+      const int32_t column = j + 16 * u;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) {
-      if (g >= gates) break;
-      const float w = row[g * gate_stride + j];
+      for (int g = 0; g < 3; ++g) {
+        w[u][g] = g < gates && column < end ? row[g * gate_stride + column] : 0.0f;
+      }
 #pragma unroll
-      for (int v = 0; v < kHeadVectors; ++v) sum[g][v] = fma_f32(w, x[v], sum[g][v]);
+      for (int v = 0; v < kHeadVectors; ++v) x[u][v] = column < end ? element(v, column) : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < kHeadUnroll; ++u) {
+      if (j + 16 * u >= end) return j + 16 * u;
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+#pragma unroll
+        for (int v = 0; v < kHeadVectors; ++v) sum[g][v] = fma_f32(w[u][g], x[u][v], sum[g][v]);
+      }
     }
   }
+  return j;
+}
+
+__device__ __forceinline__ void finish_sums(UnitSums& sum) {
 #pragma unroll
   for (int g = 0; g < 3; ++g) {
-    if (g >= gates) break;
 #pragma unroll
     for (int v = 0; v < kHeadVectors; ++v) sum[g][v] = sum_half_warp(sum[g][v]);
   }
 }
 
-/// Work of this half-warp: (unit, block of four vectors) items of the CTA, one after the other.
+/// Work of this half-warp: (unit, block of vectors) items of the CTA, one after the other.
 /// `body(unit, first, valid)` is called by whole warps; without `valid` its result is not wanted.
 template <class Body>
 __device__ __forceinline__ void for_units(const Params& p, int32_t num_vectors, const Body& body) {
@@ -100,11 +111,12 @@ __device__ __forceinline__ void hidden_parts(const Args& args, const Shared& s, 
       vectors[v] = p.hidden + s.request[slot / p.gamma] * p.hidden_request_stride +
                    slot % p.gamma * p.hidden_slot_stride;
     }
-    float sum[3][kHeadVectors];
-    unit_dots(
+    UnitSums sum = {};
+    add_products(
         p.head_weight + int64_t{unit} * layout.stride + layout.hidden_from,
-        int64_t{p.rank} * layout.stride, layout.gates, p.hidden_size,
+        int64_t{p.rank} * layout.stride, layout.gates, threadIdx.x % 16, p.hidden_size,
         [&](int v, int32_t j) { return vectors[v][j]; }, sum);
+    finish_sums(sum);
     if (!valid || threadIdx.x % 16 != 0) return;
 #pragma unroll
     for (int v = 0; v < kHeadVectors; ++v) {
@@ -118,15 +130,12 @@ __device__ __forceinline__ void hidden_parts(const Args& args, const Shared& s, 
   });
 }
 
-// Element j of [e] or [s; e] of a row; s_0 = 0.
-__device__ __forceinline__ float joint_element(const Args& args, const Shared& s, int32_t step,
-                                               int32_t row, int32_t j) {
-  const Params& p = args.p;
-  if (p.head == DSPARK_HEAD_GATED) return embedding(p, s, row, j);
-  if (j >= p.rank) return embedding(p, s, row, j - p.rank);
+// Element j of the state of a row at the begin of a step; s_0 = 0.
+__device__ __forceinline__ float state_element(const Args& args, int32_t step, int32_t row,
+                                               int32_t j) {
   if (step == 0) return 0.0f;
-  const int64_t set = step % 2 * int64_t{p.num_requests};
-  return load_shared_f32(args.work.state + (set + row) * p.rank + j);
+  const int64_t set = step % 2 * int64_t{args.p.num_requests};
+  return load_shared_f32(args.work.state + (set + row) * args.p.rank + j);
 }
 
 // The unit's value of one row from its raw sums.
@@ -145,31 +154,65 @@ __device__ __forceinline__ void finish_unit(const Args& args, const Shared& s, i
   const float output = (raw[2] + part[2 * p.rank]) + p.head_bias[2 * p.rank + unit];
   const int64_t set = (step + 1) % 2 * int64_t{p.num_requests};
   args.work.state[(set + row) * p.rank + unit] =
-      next_state(first, candidate, joint_element(args, s, step, row, unit));
+      next_state(first, candidate, state_element(args, step, row, unit));
   *inner = output_unit(output);
+}
+
+// Joint part of a unit's sums for rows first, first + 1: [e] or [s; e]. T: how W1 is stored; a
+// binary16 W1 has kHalf.
+template <class T, bool kHalf>
+__device__ __forceinline__ void joint_sums(const Args& args, const Shared& s, int32_t step,
+                                           int32_t unit, const int32_t (&rows)[kHeadVectors],
+                                           UnitSums& sum) {
+  const Params& p = args.p;
+  const HeadLayout layout = head_layout(p);
+  const float* weight = p.head_weight + int64_t{unit} * layout.stride + layout.joint_from;
+  const int64_t gate_stride = int64_t{p.rank} * layout.stride;
+  const T* embeddings[kHeadVectors];
+#pragma unroll
+  for (int v = 0; v < kHeadVectors; ++v) {
+    const int32_t id = s.previous[rows[v]];
+    embeddings[v] = known(p, id) ? static_cast<const T*>(p.w1) + id * p.w1_stride : nullptr;
+  }
+  int32_t j = threadIdx.x % 16;
+  int32_t before = 0;
+  if (p.head == DSPARK_HEAD_RNN) {
+    before = p.rank;
+    j = add_products(
+        weight, gate_stride, layout.gates, j, p.rank,
+        [&](int v, int32_t i) { return state_element(args, step, rows[v], i); }, sum);
+  }
+  add_products(
+      weight, gate_stride, layout.gates, j, layout.joint,
+      [&](int v, int32_t i) {
+        if (embeddings[v] == nullptr) return 0.0f;
+        return load_f32(embeddings[v],
+                        sizeof(T) == 4 ? DSPARK_F32
+                        : kHalf        ? DSPARK_F16
+                                       : DSPARK_BF16,
+                        i - before);
+      },
+      sum);
 }
 
 /// Inner vectors of this CTA's units at one step, all rows.
 __device__ __forceinline__ void inner_vectors(const Args& args, const Shared& s, int32_t rows,
                                               int32_t step) {
   const Params& p = args.p;
-  const HeadLayout layout = head_layout(p);
   for_units(p, rows, [&](int32_t unit, int32_t first, bool valid) {
-    float sum[3][kHeadVectors];
-    unit_dots(
-        p.head_weight + int64_t{unit} * layout.stride + layout.joint_from,
-        int64_t{p.rank} * layout.stride, layout.gates, layout.joint,
-        [&](int v, int32_t j) {
-          return joint_element(args, s, step, first + v < rows ? first + v : rows - 1, j);
-        },
-        sum);
+    int32_t row[kHeadVectors];
+#pragma unroll
+    for (int v = 0; v < kHeadVectors; ++v) row[v] = first + v < rows ? first + v : rows - 1;
+    UnitSums sum = {};
+    if (p.w1_dtype == DSPARK_F32) joint_sums<float, false>(args, s, step, unit, row, sum);
+    if (p.w1_dtype == DSPARK_BF16) joint_sums<uint16_t, false>(args, s, step, unit, row, sum);
+    if (p.w1_dtype == DSPARK_F16) joint_sums<uint16_t, true>(args, s, step, unit, row, sum);
+    finish_sums(sum);
     const int32_t v = threadIdx.x % 16;  // one lane a row
     if (!valid || v >= kHeadVectors || first + v >= rows) return;
     float raw[3];
 #pragma unroll
-    for (int g = 0; g < 3; ++g) {
-      raw[g] = v == 0 ? sum[g][0] : v == 1 ? sum[g][1] : v == 2 ? sum[g][2] : sum[g][3];
-    }
+    for (int g = 0; g < 3; ++g) raw[g] = v == 0 ? sum[g][0] : sum[g][1];
     finish_unit(args, s, step, first + v, unit, raw);
   });
 }
@@ -179,11 +222,11 @@ __device__ __forceinline__ void inner_vectors(const Args& args, const Shared& s,
 __device__ __forceinline__ void confidence_logits(const Params& p, const Shared& s, int32_t rows,
                                                   int32_t step) {
   if (p.confidence_weight == nullptr) return;
-  for (int32_t row = blockIdx.x; row < rows; row += gridDim.x) {
+  for (int32_t row = turn(rows, step); row < rows; row += gridDim.x) {
     const int64_t r = s.request[row];
     const float* h = p.hidden + r * p.hidden_request_stride + step * p.hidden_slot_stride;
     float sum = 0.0f;
-#pragma unroll 2
+#pragma unroll 8
     for (int32_t j = threadIdx.x; j < p.hidden_size; j += kThreads) {
       sum = fma_f32(p.confidence_weight[j], h[j], sum);
     }

@@ -8,9 +8,9 @@
 //   k = 0..gamma-1:
 //     tokens   of step k - 1 from the exchange                              (x_{k-1})
 //     head     gated, rnn: inner vectors, units dealt out to CTAs, one exchange
-//     score    the CTA's segments, pass after pass: dot products of a tile (tile_<source>.cuh),
-//     then
-//              z, log-mass, key, champion and its candidate token (epilogue.cuh)
+//     score    the CTA's segments, pass after pass: dot products of a tile
+//              (tile_<source>.cuh), then z, log-mass, key, champion and its candidate token
+//              (epilogue.cuh)
 //     publish  best key and candidate of every row (exchange.cuh)
 //     meanwhile, before waiting: lse of step k - 1, confidence logit of step k, and the base logits
 //              of step k + 1 are asked for in L2
@@ -90,7 +90,9 @@ __device__ __forceinline__ void score(const Args& args, const Shared& s, int32_t
 template <class Source>
 __device__ __forceinline__ void run_step(const Args& args, const Shared& s, int32_t rows,
                                          int32_t step, Source& source, Exchange& exchange) {
-  begin_step(args, s, rows, step, exchange);
+  if (step > 0) collect(args, s, rows, step - 1, exchange);
+  if (step == args.first_step) prepare_step(args.p, s, rows, step);
+  __syncthreads();  // x_{k-1} is there
   if ((args.phases & kHead) != 0 && args.p.head != DSPARK_HEAD_VANILLA) {
     inner_vectors(args, s, rows, step);
     exchange.admit();
@@ -103,6 +105,8 @@ __device__ __forceinline__ void run_step(const Args& args, const Shared& s, int3
   exchange.admit();
   publish(args, s, rows, step, exchange);
   exchange.arrive();
+  __syncthreads();  // champions have been read
+  if (step + 1 < args.last_step) prepare_step(args.p, s, rows, step + 1);
   if (step > 0) reduce_lse(args, s, rows, step - 1);
   confidence_logits(args.p, s, rows, step);
   if (step + 1 < args.last_step) prefetch_base(args, s, rows, step + 1);

@@ -64,6 +64,13 @@ __device__ __forceinline__ Shared carve_shared(unsigned char* memory, const Conf
 /// Whether this CTA writes a row's results.
 __device__ __forceinline__ bool owns_row(int32_t row) { return row % gridDim.x == blockIdx.x; }
 
+/// The first row, of those a grid apart, whose side work of a step is this CTA's.
+__device__ __forceinline__ int32_t turn(int32_t rows, int32_t step) {
+  const uint32_t shift = static_cast<uint32_t>(step) * static_cast<uint32_t>(rows) % gridDim.x;
+  return static_cast<int32_t>(blockIdx.x >= shift ? blockIdx.x - shift
+                                                  : blockIdx.x + gridDim.x - shift);
+}
+
 /// Whether x_{k-1} is a row of W1.
 __device__ __forceinline__ bool known(const Params& p, int32_t id) {
   return id >= 0 && id < p.vocab_size;

@@ -38,12 +38,14 @@ class ScalarSource {
   __device__ void vectors_ready() {}
 
   __device__ void dots(int32_t position, int32_t segments, int32_t count, bool) {
-    const int32_t dtype = args_.p.w2_dtype;
     for (int32_t k = 0; k < segments; ++k) {
       float* out = s_.bias + k * count * kBiasStride;
-      if (dtype == DSPARK_F32) segment_dots<float>(segment(position + k), count, out);
-      if (dtype == DSPARK_BF16) segment_dots<Bf16>(segment(position + k), count, out);
-      if (dtype == DSPARK_F16) segment_dots<Half>(segment(position + k), count, out);
+      const int32_t half = threadIdx.x / 16;
+      for (int32_t id = half * kRows; id < kSegment; id += kThreads / 16 * kRows) {
+        for (int32_t i = 0; i < count; i += kVectors) {
+          dot_block(segment(position + k), id, i, count, out);
+        }
+      }
     }
   }
 
@@ -67,32 +69,41 @@ class ScalarSource {
 
   __device__ float* vectors() const { return reinterpret_cast<float*>(s_.source); }
 
-  template <class T>
-  __device__ void segment_dots(int32_t segment, int32_t count, float* out) {
-    const Params& p = args_.p;
-    const int32_t half = threadIdx.x / 16;
-    for (int32_t id = half * kRows; id < kSegment; id += kThreads / 16 * kRows) {
-      const T* rows[kRows];
+  // Rows id .. id + 3 of a segment times vectors i .. i + 3 of the group.
+  __device__ void dot_block(int32_t segment, int32_t id, int32_t i, int32_t count, float* out) {
+    float sum[kRows][kVectors] = {};
+    const int32_t first = segment * kSegment + id, dtype = args_.p.w2_dtype;
+    if (dtype == DSPARK_F32) add_products<float>(first, i, count, sum);
+    if (dtype == DSPARK_BF16) add_products<Bf16>(first, i, count, sum);
+    if (dtype == DSPARK_F16) add_products<Half>(first, i, count, sum);
+#pragma unroll
+    for (int b = 0; b < kVectors; ++b) {
 #pragma unroll
       for (int a = 0; a < kRows; ++a) {
-        const int64_t row = segment * kSegment + id + a;
-        const int64_t last = p.draft_vocab_size - 1;
-        rows[a] = static_cast<const T*>(p.w2) + (row < last ? row : last) * p.w2_stride;
+        const float total = sum_half_warp(sum[a][b]);
+        if (threadIdx.x % 16 == 0 && i + b < count) out[(i + b) * kBiasStride + id + a] = total;
       }
-      for (int32_t i = 0; i < count; i += kVectors) dot_block(rows, id, i, count, out);
     }
   }
 
+  // The part of this lane.
   template <class T>
-  __device__ void dot_block(const T* const (&rows)[kRows], int32_t id, int32_t i, int32_t count,
-                            float* out) {
-    const int32_t r = args_.p.rank, lane = threadIdx.x % 16;
+  __device__ void add_products(int32_t first, int32_t i, int32_t count,
+                               float (&sum)[kRows][kVectors]) {
+    const Params& p = args_.p;
+    const T* rows[kRows];
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+      const int32_t last = p.draft_vocab_size - 1;
+      rows[a] = static_cast<const T*>(p.w2) + (first + a < last ? first + a : last) * p.w2_stride;
+    }
     const float* x[kVectors];
 #pragma unroll
-    for (int b = 0; b < kVectors; ++b) x[b] = vectors() + (i + b < count ? i + b : count - 1) * r;
-    float sum[kRows][kVectors] = {};
-#pragma unroll 1
-    for (int32_t j = lane; j < r; j += 16) {
+    for (int b = 0; b < kVectors; ++b) {
+      x[b] = vectors() + (i + b < count ? i + b : count - 1) * p.rank;
+    }
+#pragma unroll 2
+    for (int32_t j = threadIdx.x % 16; j < p.rank; j += 16) {
       float w[kRows];
 #pragma unroll
       for (int a = 0; a < kRows; ++a) w[a] = widen_element(rows[a][j]);
@@ -101,14 +112,6 @@ class ScalarSource {
         const float v = x[b][j];
 #pragma unroll
         for (int a = 0; a < kRows; ++a) sum[a][b] = fma_f32(w[a], v, sum[a][b]);
-      }
-    }
-#pragma unroll
-    for (int b = 0; b < kVectors; ++b) {
-#pragma unroll
-      for (int a = 0; a < kRows; ++a) {
-        const float total = sum_half_warp(sum[a][b]);
-        if (lane == 0 && i + b < count) out[(i + b) * kBiasStride + id + a] = total;
       }
     }
   }
