@@ -17,7 +17,7 @@ namespace {
 constexpr unsigned kResident = 3;
 // Rounds in which every waiting thread looks again although nothing has changed, before a launch
 // counts as stuck.
-constexpr int kIdleRounds = 64;
+constexpr int kIdleRounds = 400;
 
 }  // namespace
 
