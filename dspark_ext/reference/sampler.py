@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dspark_ext.reference.philox import Kind, segment_gumbel, uniform53
 
-__all__ = ["SEGMENT", "Draw", "Law", "Noise", "argmax", "make_law", "sample"]
+__all__ = ["SEGMENT", "Draw", "Law", "Noise", "argmax", "candidate", "make_law", "sample"]
 
 SEGMENT = 128
 _WEIGHT_BITS = 55
@@ -45,6 +45,7 @@ class Noise:
     """Where the random numbers of one draw come from.
 
     ``forced`` (tests only) replaces the 53-bit integer and makes all segment noise equal.
+    ``first_segment`` is the number of the first segment, for a shard of the vocabulary.
     """
 
     seed: int
@@ -53,12 +54,15 @@ class Noise:
     inner_kind: Kind
     delta: int
     forced: int | None = None
+    first_segment: int = 0
 
     def gumbel(self, num_segments: int) -> F64:
         """Gumbel noise per segment, float64 [num_segments]."""
         if self.forced is not None:
             return np.zeros(num_segments)
-        return segment_gumbel(self.seed, self.position, self.segment_kind, self.delta, num_segments)
+        behind = self.first_segment + num_segments
+        noise = segment_gumbel(self.seed, self.position, self.segment_kind, self.delta, behind)
+        return noise[self.first_segment :]
 
     def inner(self) -> int:
         """53-bit integer of the draw inside the segment."""
@@ -219,6 +223,44 @@ def sample(law: Law, noise: Noise, factor: F64 | None = None) -> Draw | None:
     >>> sample(law, Noise(7, 11, Kind.DRAFT_SEGMENT, Kind.DRAFT_INNER, 1)).token
     0
     """
+    weight, keys = _keys(law, noise, factor)
+    if not np.any(keys > -np.inf):
+        return None
+    segment = int(np.argmax(_ordered(keys)))  # first of equals = lowest segment
+    others = np.delete(keys, segment)
+    margin = float(keys[segment] - others.max()) if len(others) else np.inf
+    inside = _inside(weight[segment], noise.inner())
+    return Draw(segment * SEGMENT + inside.token, min(margin, inside.margin, law.margin))
+
+
+def candidate(law: Law, noise: Noise, factor: F64 | None = None) -> tuple[int, int]:
+    """What a shard of the vocabulary sends to the other ranks: the packed key of its best segment.
+
+    Returns
+    -------
+    key, offset
+        The larger key wins among all shards, whatever the order they are compared in: the ordered
+        float64 without its low 19 bits, filled with ``~segment``. ``offset`` is the id drawn inside
+        the shard's winner, counted from the shard's first id. ``(0, -1)`` when no id has mass.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> law = make_law(np.array([-np.inf, 0.0]), 1.0)
+    >>> candidate(law, Noise(7, 11, Kind.DRAFT_SEGMENT, Kind.DRAFT_INNER, 1))[1]
+    1
+    """
+    weight, keys = _keys(law, noise, factor)
+    if not np.any(keys > -np.inf):
+        return 0, -1
+    segment = int(np.argmax(_ordered(keys)))
+    number = ~(noise.first_segment + segment) & ((1 << 19) - 1)
+    inside = _inside(weight[segment], noise.inner())
+    return int(_ordered(keys)[segment]) | number, segment * SEGMENT + inside.token
+
+
+def _keys(law: Law, noise: Noise, factor: F64 | None) -> tuple[F64, F64]:
+    """Weights [segments, 128] and keys [segments]; -inf where a segment has no mass."""
     z = _segments(np.where(law.support, law.z, -np.inf), -np.inf)
     largest = z.max(axis=1)
     occupied = largest > -np.inf
@@ -228,14 +270,7 @@ def sample(law: Law, noise: Noise, factor: F64 | None = None) -> Draw | None:
             weight = weight * _segments(factor, 0.0)
         log_mass = np.where(occupied, largest, 0.0) / law.temperature + np.log(weight.sum(axis=1))
     occupied = occupied & (weight.sum(axis=1) > 0)
-    if not occupied.any():
-        return None
-    keys = np.where(occupied, log_mass + noise.gumbel(len(largest)), -np.inf)
-    segment = int(np.argmax(_ordered(keys)))  # first of equals = lowest segment
-    others = np.delete(keys, segment)
-    margin = float(keys[segment] - others.max()) if len(others) else np.inf
-    inside = _inside(weight[segment], noise.inner())
-    return Draw(segment * SEGMENT + inside.token, min(margin, inside.margin, law.margin))
+    return weight, np.where(occupied, log_mass + noise.gumbel(len(largest)), -np.inf)
 
 
 def _inside(weight: F64, u53: int) -> Draw:

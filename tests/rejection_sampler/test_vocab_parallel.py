@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vocabulary split over ranks: the unsplit decisions, equal on every rank, and the law always."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import dspark_ext as dx
+from dspark_ext.vocab_parallel import Shard, ShardedVerification
+
+FIELDS = ("tokens", "accepted", "num_accepted", "num_emitted", "next_anchor", "finish", "status")
+SPLITS = {
+    "one": (700,),
+    "two": (384, 316),
+    "four": (128, 256, 128, 188),
+    "narrow": (128,) * 5 + (60,),
+    "ragged": (100, 7, 300, 293),
+}
+
+
+def pack(allowed: np.ndarray) -> np.ndarray:
+    """Bits [B, n] as words [B, ceil(n / 32)]."""
+    width = -(-allowed.shape[1] // 32) * 32
+    wide = np.zeros((len(allowed), width), bool)
+    wide[:, : allowed.shape[1]] = allowed
+    return np.packbits(wide.reshape(len(wide), -1, 32), axis=2, bitorder="little").view("<i4")[
+        ..., 0
+    ]
+
+
+class Call:
+    """A random call, whole and by shards."""
+
+    def __init__(self, seed: int, vocab: int = 700) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        self.requests, self.gamma = int(rng.integers(1, 4)), int(rng.integers(1, 5))
+        rows = self.requests * (self.gamma + 1)
+        self.logits = (rng.normal(size=(rows, vocab)) * 2.5).astype(np.float32)
+        if rng.random() < 0.3:
+            self.logits = np.round(self.logits)  # ties over shards
+        if rng.random() < 0.3:
+            self.logits[rng.integers(rows), rng.integers(vocab, size=9)] = np.nan
+        if rng.random() < 0.2:
+            self.logits[rng.integers(rows)] = -np.inf
+        self.bias = self.allowed = None
+        if rng.random() < 0.4:
+            self.bias = rng.normal(size=(self.requests, vocab)).astype(np.float32)
+        if rng.random() < 0.4:
+            self.allowed = rng.random((rows, vocab)) < rng.choice(
+                [0.0, 0.5], (rows, 1), p=[0.1, 0.9]
+            )
+        self.shared: dict[str, Any] = {
+            "draft_len": rng.integers(0, self.gamma + 1, self.requests),
+            "cu_seqlens": np.arange(self.requests + 1) * (self.gamma + 1),
+            "seed": rng.integers(0, 2**60, self.requests, dtype=np.uint64),
+            "position": 20,
+            "temperature": rng.choice([0, 0.8, 1, 1.4], self.requests).astype(np.float32),
+            "rule": str(rng.choice(["token", "token", "match", "greedy"])),
+            "stop_ids": rng.integers(0, vocab, 2).tolist(),
+            "max_new_tokens": rng.integers(1, self.gamma + 2, self.requests),
+        }
+        self.drafts = self._law(vocab)
+
+    def _law(self, vocab: int) -> np.ndarray:
+        rng, shape = self.rng, (self.requests, self.gamma)
+        near = np.nan_to_num(self.logits, nan=-9, neginf=-9)
+        z = near.reshape(self.requests, self.gamma + 1, vocab)[:, :-1]
+        z = (z + rng.normal(size=z.shape) * 0.6).astype(np.float32)
+        self.columns = self.support = None
+        t = self.shared["temperature"][:, None, None]
+        t = np.where(t == 0, 1, t)
+        kind = rng.choice(["one-hot", "full", "list"])
+        if kind == "one-hot":
+            return rng.integers(-1, vocab, shape)
+        if kind == "list":
+            ids = np.stack([np.sort(rng.choice(vocab, 40, False)) for _ in range(z[..., 0].size)])
+            ids = ids.reshape(*shape, 40).astype(np.int32)
+            self.support = (ids, np.take_along_axis(z, ids, -1))
+            full = np.full_like(z, -np.inf)
+            np.put_along_axis(full, ids, self.support[1], -1)
+            z = full
+        else:
+            self.columns = z
+        drafts = (z / t + rng.gumbel(size=z.shape)).argmax(-1)
+        scaled = z.astype(np.float64) / t
+        self.shared["draft_lse"] = np.log(np.exp(scaled).sum(-1)).astype(np.float32)
+        self.shared["draft_logit"] = np.take_along_axis(z, drafts[..., None], -1)[..., 0]
+        if rng.random() < 0.2 and self.columns is not None:
+            self.columns[0, 0, rng.integers(vocab)] = np.nan
+        return drafts
+
+    def whole(self, backend: str) -> Any:
+        extra: dict[str, Any] = {"draft_logits": self.columns, "logit_bias": self.bias}
+        extra["token_mask"] = None if self.allowed is None else pack(self.allowed)
+        if self.support is not None:
+            extra["support_ids"], extra["support_logits"] = self.support
+        return dx.rejection_sample(
+            self.logits, self.drafts, backend=backend, **(self.shared | extra)
+        )
+
+    def rank(self, shard: Shard) -> ShardedVerification:
+        part = slice(shard.first_id, shard.first_id + shard.size)
+        extra: dict[str, Any] = {
+            "logit_bias": None if self.bias is None else self.bias[:, part],
+            "token_mask": None if self.allowed is None else pack(self.allowed[:, part]),
+            "draft_logits": None if self.columns is None else self.columns[..., part],
+        }
+        if self.support is not None:
+            extra["support_ids"], extra["support_logits"] = self.support
+        return ShardedVerification(
+            shard, self.logits[:, part], self.drafts, **(self.shared | extra)
+        )
+
+
+def run(ranks: list[ShardedVerification]) -> list[Any]:
+    scans = [rank.scan() for rank in ranks]
+    draws = [rank.draw(scans) for rank in ranks]
+    return [rank.finish(draws) for rank in ranks]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), split=st.sampled_from(sorted(SPLITS)))
+def test_every_rank_and_the_unsplit_call_agree(backend: str, seed: int, split: str) -> None:
+    call = Call(seed)
+    with np.errstate(all="ignore"):
+        results = run([call.rank(Shard(SPLITS[split], k)) for k in range(len(SPLITS[split]))])
+        want = call.whole(backend)
+    for other in results[1:]:
+        for field in (*FIELDS, "logprob", "logprob_raw"):
+            np.testing.assert_array_equal(getattr(results[0], field), getattr(other, field))
+    if split == "ragged":  # other segments: another draw of the same law
+        return
+    for field in FIELDS:
+        np.testing.assert_array_equal(getattr(results[0], field), getattr(want, field), field)
+    for field in ("logprob", "logprob_raw"):
+        got, full = getattr(results[0], field), getattr(want, field)
+        np.testing.assert_allclose(got, full, rtol=1e-5, atol=1e-5, err_msg=field)
+
+
+P = np.array([0.3, 0.2, 0.15, 0.15, 0.1, 0.1])
+Q = np.array([0.1, 0.4, 0.1, 0.1, 0.2, 0.1])
+
+
+def emitted(sizes: tuple[int, ...], count: int, **changes: Any) -> np.ndarray:
+    """First tokens of `count` requests with one draft each; drafts are drawn from Q."""
+    rows = np.tile(np.log(P).astype(np.float32), (2 * count, 1))
+    drafts = np.random.default_rng(4).choice(6, (count, 1), p=Q)
+    z = np.tile(np.log(Q).astype(np.float32), (count, 1, 1))
+    ranks = []
+    for k, size in enumerate(sizes):
+        shard = Shard(sizes, k)
+        part = slice(shard.first_id, shard.first_id + size)
+        ranks.append(
+            ShardedVerification(
+                shard, rows[:, part], drafts, draft_len=1, cu_seqlens=np.arange(count + 1) * 2,
+                seed=np.arange(count), position=6, temperature=1.0,
+                draft_logit=np.log(Q[drafts]).astype(np.float32),
+                draft_lse=np.zeros((count, 1), np.float32), draft_logits=z[..., part],
+                **changes,
+            )
+        )  # fmt: skip
+    return run(ranks)[0].tokens[:, 0]
+
+
+def p_value(tokens: np.ndarray) -> float:
+    return float(stats.chisquare(np.bincount(tokens, minlength=6), P * len(tokens)).pvalue)
+
+
+@pytest.mark.parametrize("rule", ["token", "match"])
+def test_the_law_of_any_split(rule: str) -> None:
+    assert p_value(emitted((1, 3, 2), 1200, rule=rule)) > 1e-5
+
+
+def test_normalising_locally_is_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: each rank draws within itself, and a rank is chosen without its mass."""
+    right = ShardedVerification._candidate
+
+    def wrong(self: Any, out: Any, at: Any, key: int, offset: int, row: Any) -> None:
+        noise = np.random.default_rng([int(np.sum(at)), self.shard.rank, key % 2**32])
+        right(self, out, at, int(noise.integers(1, 2**62)), offset, row)
+
+    monkeypatch.setattr(ShardedVerification, "_candidate", wrong)
+    assert p_value(emitted((1, 3, 2), 1200, rule="match")) < 1e-5
+
+
+def test_ties_over_shards_give_the_lowest_id() -> None:
+    rows = np.zeros((1, 10), np.float32)
+    ranks = [
+        ShardedVerification(
+            Shard((4, 6), k), rows[:, part], [[0]], draft_len=0, cu_seqlens=[0, 1], seed=0,
+            position=1,
+        )
+        for k, part in enumerate((slice(0, 4), slice(4, 10)))
+    ]  # fmt: skip
+    assert run(ranks)[0].tokens.tolist() == [[0, -1]]
+
+
+@pytest.mark.parametrize("rule", ["block", "synthetic"])
+def test_other_rules_say_so(rule: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"rule='{rule}'"):
+        ShardedVerification(
+            Shard((2,), 0), np.zeros((1, 2), np.float32), [[0]], draft_len=0, cu_seqlens=[0, 1],
+            seed=0, position=1, rule=rule,
+        )  # fmt: skip
