@@ -11,6 +11,9 @@ namespace dspark::cuda::markov {
 // Boxes on their way beside those of one segment, which several groups in turn may be using: 64 KB,
 // while the bandwidth of L2 times its latency is about 50 KB an SM.
 constexpr int32_t kBoxesAhead = 4;
+// With groups of 64 a segment's boxes are free only together: fewer beside them would not keep the
+// copies going, and fewer requests a launch are better.
+constexpr int32_t kMinBoxesAhead = 3;
 // Slots have a bit each in a word.
 constexpr int32_t kMaxSlots = 31;
 // More vectors would leave too few boxes. The requests beyond go into a launch of their own, which
@@ -62,7 +65,7 @@ inline bool wgmma_config(Config& c, const Params& p, const prim::DeviceLimits& d
   } else if (c.slots > boxes + kBoxesAhead) {
     // Whole segments stay; the ring has what is left.
     c.ring = c.slots - (c.slots - boxes - kBoxesAhead) / boxes * boxes;
-  } else if (c.slots > boxes) {
+  } else if (c.slots >= boxes + (c.group == 64 ? kMinBoxesAhead : 1)) {
     c.ring = c.slots;
   } else {
     return false;

@@ -26,12 +26,19 @@
 // memory once (128 bytes a clock: 2.6 us at V = 151,936, r = 256 in bf16), as ldmatrix would, and
 // waits for L2 anyway.
 //
-// Prediction, no measurement (H200 model: 132 SMs, L2 to SM 6 TB/s): V = 151,936, r = 256, bf16,
-// vanilla, n = 36 boxes a CTA, us a step without the exchange's 1.2:
-//   R <= 8   12 slots, 24 boxes from L2 = 51.9 MB: 8.7       R = 32   11 slots, 54.1 MB: 9.0
-//   R = 64   10 slots, 56.2 MB: 9.4                          R = 128   8 slots, 60.6 MB: 10.1
-// while tensor cores take 0.8, 3.2, 6.3 and 12.6 and the epilogue adds its own (kernel.cuh). At
-// V = 49,152 all of W2 is resident (12 boxes): the smem pass of 0.9 us and the exchange remain.
+// From 33 requests on arithmetic counts: groups of 64, one segment a pass, and the wgmma of the
+// next tile run while the warps are in the epilogue of this one (WgmmaSource<.., true>).
+//
+// Prediction, no measurement, us a step without the exchange's 1.2 (H200 model: 132 SMs, L2 to SM
+// 6 TB/s, 790 TFLOP/s). V = 151,936, r = 256, bf16, vanilla, n = 36 boxes a CTA:
+//
+//   R          1            8            32           64           128
+//   slots      13           12           10           9            7
+//   from L2    49.7 MB 8.3  51.9 MB 8.7  56.2 MB 9.4  58.4 MB 9.7  62.7 MB 10.5
+//   tensor     0.8          0.8          3.2          6.3          12.6
+//
+// and the epilogue's arithmetic is added where it does not overlap (kernel.cuh). At V = 49,152 all
+// of W2 is resident for R <= 16: reading shared memory takes 0.9 us, the exchange is the rest.
 #ifndef DSPARK_CUDA_MARKOV_LOOP_TILE_WGMMA_CUH_
 #define DSPARK_CUDA_MARKOV_LOOP_TILE_WGMMA_CUH_
 
@@ -133,7 +140,7 @@ class WgmmaSource {
     }
   }
 
-  __device__ __forceinline__ void start_first() { start(segment(0) - first_, 0); }
+  __device__ __forceinline__ void start_first() { start(segment(0) - first_, 0, chunks_); }
   __device__ __forceinline__ void finish_last() {
     prim::wgmma_wait<0>();
     prim::wgmma_hold(sums_);
@@ -251,20 +258,30 @@ class WgmmaSource {
   }
 
   // The same for one segment a pass, with the next tile under way when it returns. Behind the last
-  // tile of a step some tile is multiplied again, for nobody: a branch here would make the compiler
-  // wait for each wgmma.
+  // tile of a step the same one is multiplied again, for nobody: a branch here would make the
+  // compiler wait for each wgmma.
   __device__ __forceinline__ void dots_ahead(int32_t position, int32_t count, bool last) {
     const int32_t local = segment(position) - first_;
+    for (int32_t chunk = begun_; chunk < chunks_; ++chunk) {
+      issue<64>(sums_, local, chunk, scored_group_);
+    }
     prim::wgmma_wait<0>();
     prim::wgmma_hold(sums_);
     for (int32_t chunk = 0; last && chunk < chunks_; ++chunk) free(local * chunks_ + chunk);
     store<64>(sums_, count, s_.bias);
-    const int32_t next = last ? position + 1 : position;
-    start(next < owned_ ? segment(next) - first_ : local, group_);
+    const int32_t next = last && position + 1 < owned_ ? segment(position + 1) - first_ : local;
+    start(next, group_, next == local ? chunks_ : boxes_ahead(next));
   }
 
-  __device__ __forceinline__ void start(int32_t local, int32_t group) {
-    for (int32_t chunk = 0; chunk < chunks_; ++chunk) issue<64>(sums_, local, chunk, group);
+  // Begin a tile with its first chunks. What may have been asked for only now is left to dots():
+  // waiting for it here would keep the epilogue waiting.
+  __device__ __forceinline__ void start(int32_t local, int32_t group, int32_t chunks) {
+    begun_ = chunks;
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) issue<64>(sums_, local, chunk, group);
+  }
+  __device__ int32_t boxes_ahead(int32_t local) const {
+    const int32_t ahead = args_.config.ring - chunks_;
+    return local * chunks_ < resident_ || ahead > chunks_ ? chunks_ : ahead;
   }
 
   // Where 16-byte piece `piece` of a row's vector lies: [group, part, chunk, row of the group].
@@ -338,6 +355,7 @@ class WgmmaSource {
   int32_t scored_group_ = 0;     // of the last
   bool forward_ = true;
   bool last_step_ = false;
+  int32_t begun_ = 0;              // kOverlap: chunks of the tile under way that are issued
   float sums_[kOverlap ? 32 : 1];  // their accumulators
 };
 
