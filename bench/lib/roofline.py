@@ -63,9 +63,10 @@ SPECIALS = 1  # exponentials a logit
 # by requests (csrc/cuda/markov_loop/config_wgmma.h), and its epilogue, whose exponential is the
 # arithmetic that all backends share.
 BOX = 16384
-BOXES = ((8, 12), (32, 11), (64, 10), (128, 8))
+BOXES = ((1, 13), (16, 12), (32, 10), (64, 9), (128, 7))
 BUILT_OPERATIONS = 35
 BUILT_REQUESTS = 128  # of one launch
+OVERLAP_REQUESTS = 33  # from here on the epilogue runs beside the products of the next tile
 STOCK_KERNELS = 9  # of a step of the composed chain: embed, product, add, noise, argmax, copies
 STOCK_PASSES = 4  # over [R, V] of 16 bits: bias written, U read, sum written, sum read
 
@@ -184,8 +185,8 @@ def built(
 ) -> float:
     """Return the seconds that the kernel in the tree should take, bf16 W2 on sm_90a.
 
-    It differs from the design of :func:`loop` in two ways: registers hold no W2, and the epilogue
-    does not run beside the products, only beside the stream of W2.
+    It differs from the design of :func:`loop` in two ways: registers hold no W2, and below
+    ``OVERLAP_REQUESTS`` the epilogue runs beside the stream of W2 only, not beside the products.
     """
     if requests > BUILT_REQUESTS:
         launches = -(-requests // BUILT_REQUESTS)
@@ -200,7 +201,9 @@ def built(
     logits = requests * vocab
     products = 2.0 * logits * rank / device.tensor
     cycles = device.multiprocessors * device.clock
-    work = products + BUILT_OPERATIONS * logits / (device.lanes * cycles)
+    epilogue = BUILT_OPERATIONS * logits / (device.lanes * cycles)
+    overlaps = requests >= OVERLAP_REQUESTS
+    work = max(products, epilogue) if overlaps else products + epilogue
     u = 2.0 * logits
 
     def seconds(from_l2: float, from_memory: float) -> float:

@@ -110,7 +110,7 @@ def test_constants_matter() -> None:
 def test_what_was_built_lies_between_the_design_and_the_chain(shape: tuple[int, int]) -> None:
     r, v = shape
     ratio = roofline.built(r, v) / roofline.loop(r, v)
-    assert 0.95 < ratio < (1.6 if r <= 32 else 2.8), ratio
+    assert 0.95 < ratio < (1.6 if r <= 32 else 1.9), ratio
     assert roofline.built(r, v) < roofline.stock(r, v)
 
 
