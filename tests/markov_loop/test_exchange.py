@@ -170,6 +170,26 @@ def test_whatever_a_killed_launch_left(call: Call, want: Case, rng: np.random.Ge
         same(call.run(), want)
 
 
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_launch_that_dies(
+    order: int, call: Call, want: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at its first words, in the handshake, later: the next one is good."""
+    monkeypatch.setenv("DSPARK_SIMT_SEED", str(order))
+    died = 0
+    for change in (1, 2, 4, 6, 9, 13, 20, 40, 60, 80):
+        monkeypatch.setenv("DSPARK_SIMT_STOP", str(change))
+        message = ""
+        try:
+            call.run()
+        except RuntimeError as error:
+            message = str(error)
+        died += "killed here" in message
+        monkeypatch.delenv("DSPARK_SIMT_STOP")
+        same(call.run(), want)
+    assert died >= 6
+
+
 def test_every_echo_is_one_too_far(call: Call, want: Case) -> None:
     """The handshake's own words from all sides of the number that a CTA will ask for."""
     check, echo = (call.workspace[1024 * i : 1024 * (i + 1)].view(np.uint32) for i in (0, 1))

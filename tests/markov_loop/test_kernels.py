@@ -259,3 +259,21 @@ def test_full_vocabulary(backend: str, rng: np.random.Generator) -> None:
     case = random_case(rng, 2, 2, 151_936, 64, base="bf16", w1="bf16", w2="bf16", grid=True)
     case["store_logits"] = False
     assert_twins(run(case, backend), dx.markov_loop(**case))
+
+
+@pytest.mark.parametrize("capability", ["75", "80", "120"])
+@pytest.mark.parametrize(("requests", "rank"), [(3, 64), (20, 512)])
+def test_other_devices(
+    requests: int,
+    rank: int,
+    capability: str,
+    backend: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No tensor cores for bf16, and less shared memory: other sources, tiles and launches."""
+    if backend != "simt":
+        pytest.skip("the device is what it is")
+    monkeypatch.setenv("DSPARK_SIMT_CAPABILITY", capability)
+    case = random_case(rng, requests, 2, 500, rank, w1="f32", w2="bf16", grid=True)
+    assert_twins(run(case, backend), dx.markov_loop(**case))

@@ -24,7 +24,9 @@ constexpr int kIdleRounds = 400;
 Options Options::read() {
   const char* seed = getenv("DSPARK_SIMT_SEED");
   const char* async = getenv("DSPARK_SIMT_ASYNC");
-  Options options{seed != nullptr ? strtoull(seed, nullptr, 0) : 0, Lateness::kLate};
+  const char* stop = getenv("DSPARK_SIMT_STOP");
+  Options options{seed != nullptr ? strtoull(seed, nullptr, 0) : 0, Lateness::kLate,
+                  stop != nullptr ? strtoull(stop, nullptr, 0) : 0};
   if (async != nullptr && strcmp(async, "early") == 0) options.lateness = Lateness::kEarly;
   if (async != nullptr && strcmp(async, "random") == 0) options.lateness = Lateness::kRandom;
   return options;

@@ -24,6 +24,7 @@ namespace dspark::simt {
 struct Options {
   uint64_t seed;
   Lateness lateness;
+  uint64_t stop;  ///< 0, or the change of an atomic at which the launch dies
   static Options read();
 };
 
@@ -39,6 +40,8 @@ class Grid {
   /// Something changed that may let a waiting thread go on.
   void progress() { ++events_; }
   uint64_t events() const { return events_; }
+  /// Whether the launch is to die here: what a test wants of it.
+  bool interrupted() const { return options_.stop != 0 && events_ >= options_.stop; }
   /// All threads of `block` wait for something outside. Returns when it is worth looking again.
   void wait(Block& block);
   /// Perhaps let another block go first.

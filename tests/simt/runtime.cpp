@@ -131,6 +131,7 @@ void atomic_store(void* address, const void* value, size_t bytes, Order order, S
   check::atomic(address, bytes, check::Atomic::kStore, order, site);
   if (memcmp(address, value, bytes) != 0) block.grid().progress();
   memcpy(address, value, bytes);
+  if (block.grid().interrupted()) fail(site, "killed here, as DSPARK_SIMT_STOP says");
   block.maybe_yield();
 }
 
@@ -146,6 +147,7 @@ void atomic_update(void* address, void* old, size_t bytes, Update update, const 
   update(value, operand);
   if (memcmp(address, value, bytes) != 0) block.grid().progress();
   memcpy(address, value, bytes);
+  if (block.grid().interrupted()) fail(site, "killed here, as DSPARK_SIMT_STOP says");
   block.maybe_yield();
 }
 
