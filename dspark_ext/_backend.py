@@ -19,6 +19,7 @@ __all__ = [
     "StatusError",
     "copy_into",
     "device_code",
+    "launch",
     "num_threads",
     "ptr",
     "raise_on_trouble",
@@ -86,6 +87,19 @@ def run(family: str, params: Any, backend: str = "cpu", like: Any = None) -> Non
         _scratch.buffer = np.empty(_scratch.bytes + 256, dtype=np.uint8)
         _scratch.address = (_scratch.buffer.ctypes.data + 255) // 256 * 256
     getattr(_C, family)(_C.CPU, params, _scratch.address, needed, 0)
+
+
+def launch(function: str, params: Any, backend: str, like: Any) -> None:
+    """Call ``_C.<function>(device, params, stream)``, an operator without scratch memory."""
+    if backend == "simt":
+        _C.simt_forget()  # no array of an earlier call bounds this one
+    if backend != "cuda":
+        getattr(_C, function)(device_code(backend), params, 0)
+        return
+    torch = sys.modules["torch"]
+    with torch.cuda.device(like.device):
+        stream = torch.cuda.current_stream(like.device).cuda_stream
+        getattr(_C, function)(_C.CUDA, params, stream)
 
 
 def _run_cuda(family: str, params: Any, device: Any) -> None:

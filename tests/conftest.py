@@ -18,6 +18,7 @@ import dspark_ext as dx
 KERNELS = {
     "confidence": ["confidence"],
     "markov_loop": ["markov_loop"],
+    "paged_kv": ["paged_kv_append", "paged_kv_commit"],
     "prefix_scheduler": ["prefix_schedule"],
 }
 

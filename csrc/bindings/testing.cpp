@@ -36,6 +36,16 @@ void register_testing(py::module_& parent) {
   map<double, double>(m, "exp_f64", [](double x) { return exp_f64(x); });
   map<double, double>(m, "expm1_f64", [](double x) { return expm1_f64(x); });
   map<double, double>(m, "log_f64", [](double x) { return log_f64(x); });
+  map<double, double>(m, "sin_f64", [](double x) {
+    double sine, cosine;
+    sin_cos_f64(x, &sine, &cosine);
+    return sine;
+  });
+  map<double, double>(m, "cos_f64", [](double x) {
+    double sine, cosine;
+    sin_cos_f64(x, &sine, &cosine);
+    return cosine;
+  });
   map<uint32_t, double>(m, "gumbel", [](uint32_t word) { return gumbel(word); });
   map<float, uint16_t>(m, "f32_to_bf16", [](float x) { return f32_to_bf16(x); });
   map<float, uint16_t>(m, "f32_to_f16", [](float x) { return f32_to_f16(x); });

@@ -36,6 +36,17 @@ void check_pointers(dspark::Problems& problems, const dspark_paged_kv_params* p)
   dspark::check_pointer(problems, "v_cache", p->v_cache);
 }
 
+dspark_status workspace_bytes(dspark_device device, const dspark_paged_kv_params& p,
+                              size_t* bytes) {
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::paged_kv_workspace(p, bytes);
+#else
+  (void)device;
+#endif
+  *bytes = dspark::cpu::paged_kv_workspace(p);
+  return dspark::ok_status();
+}
+
 }  // namespace
 
 extern "C" {
@@ -45,38 +56,51 @@ dspark_status dspark_paged_kv_workspace(dspark_device device, const dspark_paged
   dspark::Problems problems("dspark_paged_kv_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_cpu_device(problems, device);
+  dspark::check_device(problems, device);
   dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::paged_kv_workspace(*params);
-  return problems.status();
+  if (!problems.none()) return problems.status();
+  return workspace_bytes(device, *params, bytes);
 }
 
 dspark_status dspark_paged_kv(dspark_device device, const dspark_paged_kv_params* params,
                               dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_paged_kv");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
   check_pointers(problems, params);
-  dspark::check_cpu_device(problems, device);
+  dspark::check_device(problems, device);
   if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::paged_kv_workspace(*params));
-  if (problems.none()) dspark::cpu::paged_kv(*params, workspace.data);
+  size_t needed = 0;
+  const dspark_status sized = workspace_bytes(device, *params, &needed);
+  if (sized.code != DSPARK_OK) return sized;
+  dspark::check_workspace(problems, workspace, needed);
+  if (!problems.none()) return problems.status();
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::paged_kv(*params, workspace.data, stream);
+#else
+  (void)stream;
+#endif
+  dspark::cpu::paged_kv(*params, workspace.data);
   return problems.status();
 }
 
 dspark_status dspark_paged_kv_commit(dspark_device device,
                                      const dspark_paged_kv_commit_params* params, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_paged_kv_commit");
   if (!dspark::check_header(problems, params)) return problems.status();
-  dspark::check_cpu_device(problems, device);
+  dspark::check_device(problems, device);
   if (params->num_requests > 0) {
     dspark::check_pointer(problems, "kv_len", params->kv_len);
     dspark::check_pointer(problems, "position", params->position);
     dspark::check_pointer(problems, "num_emitted", params->num_emitted);
   }
-  if (problems.none()) dspark::cpu::paged_kv_commit(*params);
+  if (!problems.none()) return problems.status();
+#ifdef DSPARK_WITH_CUDA
+  if (device == DSPARK_CUDA) return dspark::cuda::paged_kv_commit(*params, stream);
+#else
+  (void)stream;
+#endif
+  dspark::cpu::paged_kv_commit(*params);
   return problems.status();
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/families.h"
+#include "core/math.h"
 #include "cpu/parallel.h"
 
 namespace dspark::cpu {
@@ -63,9 +64,10 @@ void narrow(void* to, int32_t dtype, const float* from, int n) {
 
 void set_angles(const Scratch& s, int half, int64_t position) {
   for (int i = 0; i < half; ++i) {
-    const double angle = static_cast<double>(position) * s.inv_freq[i];
-    s.cosine[i] = static_cast<float>(std::cos(angle));
-    s.sine[i] = static_cast<float>(std::sin(angle));
+    double sine, cosine;
+    sin_cos_f64(static_cast<double>(position) * s.inv_freq[i], &sine, &cosine);
+    s.cosine[i] = static_cast<float>(cosine);
+    s.sine[i] = static_cast<float>(sine);
   }
 }
 

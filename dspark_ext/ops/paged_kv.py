@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import FLOATS, Checker, View, empty, to_numpy
+from dspark_ext._arrays import FLOATS, Checker, View, empty, on_device, to_numpy, view
 from dspark_ext.ops._paging import check_caches, check_writable
 from dspark_ext.ops._prepared import Prepared, addresses, signature
 from dspark_ext.ops.rope import Rope
@@ -143,7 +143,13 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
         return o_status.array
     params = _params(views, rope)
     params.set_arrays(*(_backend.ptr(x) for x in views))
-    _backend.run("paged_kv", params, backend)
+    frequencies = None
+    if rope is not None and v_k is not None:
+        # On the host they live in the Rope, which is part of the key of kept params.
+        values = rope.inv_freq(v_k.shape[2])
+        frequencies = view(check.like_kind(values.copy()) if on_device(k) else values)
+        params.rope_inv_freq = frequencies.ptr
+    _backend.run("paged_kv", params, backend, check.like)
     assert v_len is not None and v_cu is not None
     if key is not None and v_len.array is kv_len and v_cu.array is cu_seqlens and backend == "cpu":
         _prepared.keep(key, params)
@@ -163,8 +169,8 @@ def _params(views: tuple[View | None, ...], rope: Rope | None) -> Any:
     p.v_token_stride, p.v_head_stride = v.strides[:2]
     p.page_stride, p.row_stride, p.head_stride = k_cache.strides[:3]
     p.page_table_stride = table.strides[0]
-    if rope is not None:  # the Rope is part of the key of the kept params, hence stays alive
-        p.rope_theta, p.rope_inv_freq = rope.theta, rope.inv_freq(k.shape[2]).ctypes.data
+    if rope is not None:
+        p.rope_theta = rope.theta
     return p
 
 
@@ -174,9 +180,9 @@ def _run_reference(views: tuple[View | None, ...], rope: Rope | None) -> None:
     answer = _backend.reference("paged_kv", "paged_kv_append")(
         k, v, new_k, new_v, page_table=table, kv_len=kv_len, cu_seqlens=cu, rope=rope
     )
-    for view, values in zip((*views[2:4], views[-1]), (new_k, new_v, answer), strict=True):
-        assert view is not None
-        _backend.copy_into(view, values)
+    for target, values in zip((*views[2:4], views[-1]), (new_k, new_v, answer), strict=True):
+        assert target is not None
+        _backend.copy_into(target, values)
 
 
 def paged_kv_commit(
@@ -242,4 +248,4 @@ def paged_kv_commit(
     p.num_requests = requests
     p.kv_len, p.position, p.num_emitted = v_len.ptr, v_position.ptr, v_emitted.ptr
     p.active = _backend.ptr(v_active)
-    _C.paged_kv_commit(_backend.device_code(backend), p, 0)
+    _backend.launch("paged_kv_commit", p, backend, v_len.array)

@@ -126,3 +126,12 @@ def test_rounding_to_nearest_even(rng: np.random.Generator) -> None:
     down, rest = u >> 16, u & 0xFFFF
     up = (rest > 0x8000) | ((rest == 0x8000) & (down & 1 == 1))
     np.testing.assert_array_equal(apply("f32_to_bf16", x, np.uint16), (down + up).astype(np.uint16))
+
+
+@pytest.mark.parametrize("top", [0.8, 10.0, 2.0**20, 2.0**33], ids=str)
+def test_sine_and_cosine(rng: np.random.Generator, top: float) -> None:
+    """Angles of positions: absolute errors, up to the largest position."""
+    quarter_turns = np.arange(200) * (np.pi / 2)
+    x = np.concatenate([spread(rng, -top, top, 50_000), quarter_turns[quarter_turns < top]])
+    for name, exact in (("sin_f64", np.sin(x.astype(LONG))), ("cos_f64", np.cos(x.astype(LONG)))):
+        assert np.max(np.abs(apply(name, x).astype(LONG) - exact)) <= 2.0**-51

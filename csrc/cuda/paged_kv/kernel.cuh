@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// paged_kv: append the keys and values of new tokens to a paged cache, and commit a round.
+//
+// A request has `slices` blocks; block s moves its tokens s, s + slices, ... one after the other:
+// all heads of k, rotated on the way, then all heads of v. The page of a token is one read of the
+// page table; lengths and tables stay on the device. Angles are float64 and have the bits of the
+// CPU backend (core/math.h), one evaluation a token and frequency, shared by all heads.
+//
+// Traffic and floor: k and v read once and written once; R = 128 requests of 8 tokens, 8 heads of
+// 128 in bf16: 8.4 MB, 2 us of an H200's memory, about the time of a launch. Rows move in pieces of
+// 16 bytes where pointers and strides allow, else element by element. Not measured.
+#ifndef DSPARK_CUDA_PAGED_KV_KERNEL_CUH_
+#define DSPARK_CUDA_PAGED_KV_KERNEL_CUH_
+
+#include "core/dtype.h"
+#include "core/math.h"
+#include "cuda/prim/platform.h"
+#include "dspark/paged_kv.h"
+
+namespace dspark::cuda::paged {
+
+using Params = dspark_paged_kv_params;
+
+constexpr int kThreads = 128;
+constexpr int kMaxFrequencies = 256;  // of a rotation that is given by its base
+
+struct Args {
+  Params p;
+  int32_t slices;                    // blocks of a request
+  int32_t piece;                     // elements moved at once: 1, or as many as fill 16 bytes
+  double inv_freq[kMaxFrequencies];  // [D / 2], unless p.rope_inv_freq is given
+};
+
+/// Some elements of a row as floats, and as they lie in memory.
+template <int kElements>
+struct Piece {
+  float x[kElements];
+};
+
+template <int kElements>
+__device__ __forceinline__ Piece<kElements> load_piece(const void* data, int32_t dtype,
+                                                       int64_t at) {
+  Piece<kElements> piece;
+  if constexpr (kElements == 1) {
+    piece.x[0] = load_f32(data, dtype, at);
+  } else {
+    const uint4 words = *static_cast<const uint4*>(advance(data, dtype, at));
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if constexpr (kElements == 4) {
+        piece.x[i] = float_from_bits(w[i]);
+      } else {
+        const uint16_t half = static_cast<uint16_t>(w[i / 2] >> (i % 2 * 16));
+        piece.x[i] = dtype == DSPARK_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+      }
+    }
+  }
+  return piece;
+}
+
+template <int kElements>
+__device__ __forceinline__ void store_piece(void* data, int32_t dtype, int64_t at,
+                                            const Piece<kElements>& piece) {
+  if constexpr (kElements == 1) {
+    store_f32(data, dtype, at, piece.x[0]);
+  } else {
+    uint32_t w[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if constexpr (kElements == 4) {
+        w[i] = bits_f32(piece.x[i]);
+      } else {
+        const uint16_t half =
+            dtype == DSPARK_BF16 ? f32_to_bf16(piece.x[i]) : f32_to_f16(piece.x[i]);
+        w[i / 2] |= static_cast<uint32_t>(half) << (i % 2 * 16);
+      }
+    }
+    *static_cast<uint4*>(const_cast<void*>(advance(data, dtype, at))) =
+        make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+
+/// Bounds of a request's rows and its length, as the device has them.
+struct Span {
+  int64_t begin, end, length;
+};
+
+__device__ __forceinline__ bool read_span(const Params& p, int64_t r, Span* span) {
+  *span = Span{p.cu_seqlens[r], p.cu_seqlens[r + 1], p.kv_len[r]};
+  return span->begin >= 0 && span->end >= span->begin && span->end <= p.num_tokens &&
+         span->length >= 0;
+}
+
+/// Status bit of a position, 0 with `offset` set to its row when it can be written.
+__device__ __forceinline__ int32_t locate(const Params& p, int64_t r, int64_t position,
+                                          int64_t* offset) {
+  const int64_t column = position / p.page_size;
+  if (column >= p.max_pages) return DSPARK_KV_OVERFLOW;
+  const int32_t page = p.page_table[r * p.page_table_stride + column];
+  if (page < 0 || page >= p.num_pages) return DSPARK_BAD_PAGE;
+  *offset = page * p.page_stride + position % p.page_size * p.row_stride;
+  return 0;
+}
+
+// Status of a request: one look at every page that its append touches. One block.
+__device__ __forceinline__ void write_status(const Params& p, int64_t r, bool legal,
+                                             const Span& span) {
+  int32_t status = legal ? 0 : DSPARK_BAD_PARAM;
+  if (legal && span.end > span.begin) {
+    const int64_t first = span.length / p.page_size;
+    const int64_t last = (span.length + (span.end - span.begin) - 1) / p.page_size;
+    int64_t unused;
+    for (int64_t c = first + threadIdx.x; c <= last; c += kThreads) {
+      status |= locate(p, r, c * p.page_size, &unused);
+    }
+  }
+  const int overflow = __syncthreads_or(status & DSPARK_KV_OVERFLOW);
+  const int bad_page = __syncthreads_or(status & DSPARK_BAD_PAGE);
+  if (threadIdx.x != 0) return;
+  p.status[r] = (status & DSPARK_BAD_PARAM) | (overflow != 0 ? DSPARK_KV_OVERFLOW : 0) |
+                (bad_page != 0 ? DSPARK_BAD_PAGE : 0);
+}
+
+// cos and sin of a position's angles, [D / 2] each. Ends with a barrier.
+__device__ __forceinline__ void set_angles(const Args& args, int64_t position, float* cosine,
+                                           float* sine) {
+  const int32_t half = args.p.head_dim / 2;
+  __syncthreads();  // the angles of the token before have been used
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < half; i += kThreads) {
+    const double frequency =
+        args.p.rope_inv_freq != nullptr ? args.p.rope_inv_freq[i] : args.inv_freq[i];
+    double s, c;
+    sin_cos_f64(static_cast<double>(position) * frequency, &s, &c);
+    cosine[i] = static_cast<float>(c);
+    sine[i] = static_cast<float>(s);
+  }
+  __syncthreads();
+}
+
+// All heads of one token, unrotated: the same bytes, unless the cache has another dtype.
+template <int kElements>
+__device__ __forceinline__ void move_heads(const Params& p, const void* from, int64_t from_stride,
+                                           void* to, int64_t offset) {
+  const int32_t pieces = p.head_dim / kElements;
+  for (int32_t q = static_cast<int32_t>(threadIdx.x); q < p.num_kv_heads * pieces; q += kThreads) {
+    const int64_t h = q / pieces, i = static_cast<int64_t>(q % pieces) * kElements;
+    const int64_t source = h * from_stride + i, target = offset + h * p.head_stride + i;
+    if (kElements > 1) {
+      *static_cast<uint4*>(const_cast<void*>(advance(to, p.cache_dtype, target))) =
+          *static_cast<const uint4*>(advance(from, p.dtype, source));
+    } else if (p.dtype != p.cache_dtype) {
+      store_f32(to, p.cache_dtype, target, load_f32(from, p.dtype, source));
+    } else if (p.dtype == DSPARK_F32) {
+      static_cast<uint32_t*>(to)[target] = static_cast<const uint32_t*>(from)[source];
+    } else {
+      static_cast<uint16_t*>(to)[target] = static_cast<const uint16_t*>(from)[source];
+    }
+  }
+}
+
+// All heads of one token, rotated.
+template <int kElements>
+__device__ __forceinline__ void rotate_heads(const Params& p, const void* from, int64_t offset,
+                                             const float* cosine, const float* sine) {
+  const int32_t half = p.head_dim / 2, pieces = half / kElements;
+  for (int32_t q = static_cast<int32_t>(threadIdx.x); q < p.num_kv_heads * pieces; q += kThreads) {
+    const int64_t h = q / pieces, i = static_cast<int64_t>(q % pieces) * kElements;
+    const auto a = load_piece<kElements>(from, p.dtype, h * p.k_head_stride + i);
+    const auto b = load_piece<kElements>(from, p.dtype, h * p.k_head_stride + i + half);
+    Piece<kElements> low, high;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      low.x[e] = a.x[e] * cosine[i + e] - b.x[e] * sine[i + e];
+      high.x[e] = b.x[e] * cosine[i + e] + a.x[e] * sine[i + e];
+    }
+    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i, low);
+    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i + half, high);
+  }
+}
+
+template <int kElements>
+__global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ Args args) {
+  DSPARK_DYNAMIC_SHARED(memory);
+  const Params& p = args.p;
+  float* cosine = reinterpret_cast<float*>(memory);
+  float* sine = cosine + p.head_dim / 2;
+  const int64_t r = blockIdx.x / args.slices;
+  const int32_t slice = static_cast<int32_t>(blockIdx.x) % args.slices;
+  Span span;
+  const bool legal = read_span(p, r, &span);
+  if (slice == 0) write_status(p, r, legal, span);
+  if (!legal) return;
+  for (int64_t t = span.begin + slice; t < span.end; t += args.slices) {
+    const int64_t position = span.length + (t - span.begin);
+    int64_t offset;
+    if (locate(p, r, position, &offset) != 0) continue;
+    const void* k = advance(p.k, p.dtype, t * p.k_token_stride);
+    if (p.rope_theta > 0.0) {
+      set_angles(args, position, cosine, sine);
+      rotate_heads<kElements>(p, k, offset, cosine, sine);
+    } else {
+      move_heads<kElements>(p, k, p.k_head_stride, p.k_cache, offset);
+    }
+    move_heads<kElements>(p, advance(p.v, p.dtype, t * p.v_token_stride), p.v_head_stride,
+                          p.v_cache, offset);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    commit_kernel(const __grid_constant__ dspark_paged_kv_commit_params p) {
+  const int32_t r = static_cast<int32_t>(blockIdx.x) * kThreads + static_cast<int32_t>(threadIdx.x);
+  if (r >= p.num_requests || (p.active != nullptr && p.active[r] == 0)) return;
+  if (p.num_emitted[r] <= 0) return;
+  p.kv_len[r] += p.num_emitted[r];
+  p.position[r] += p.num_emitted[r];
+}
+
+}  // namespace dspark::cuda::paged
+
+#endif  // DSPARK_CUDA_PAGED_KV_KERNEL_CUH_

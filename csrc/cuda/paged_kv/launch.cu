@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "core/families.h"
+#include "cuda/paged_kv/kernel.cuh"
+#include "cuda/prim/launch.h"
+
+namespace dspark::cuda {
+namespace {
+
+using paged::Args;
+using Params = dspark_paged_kv_params;
+
+// Enough blocks to fill a large device several times.
+constexpr int32_t kBlocks = 1024;
+
+bool multiple(int64_t value, int64_t of) { return value % of == 0; }
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Elements that can be moved as 16 bytes everywhere, 1 if that cannot be.
+int32_t choose_piece(const Params& p) {
+  if (p.dtype != p.cache_dtype) return 1;
+  const int32_t n = p.dtype == DSPARK_F32 ? 4 : 8;
+  const bool rotates = p.rope_theta > 0.0;
+  const bool fits = multiple(p.head_dim, rotates ? 2 * n : n) && multiple(p.k_token_stride, n) &&
+                    multiple(p.k_head_stride, n) && multiple(p.v_token_stride, n) &&
+                    multiple(p.v_head_stride, n) && multiple(p.page_stride, n) &&
+                    multiple(p.row_stride, n) && multiple(p.head_stride, n) && aligned(p.k) &&
+                    aligned(p.v) && aligned(p.k_cache) && aligned(p.v_cache);
+  return fits ? n : 1;
+}
+
+dspark_status start(const Args& args, void* stream) {
+  prim::LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(args.p.num_requests) * args.slices);
+  config.block = dim3(paged::kThreads);
+  config.shared_bytes = args.p.rope_theta > 0.0 ? sizeof(float) * args.p.head_dim : 0;
+  config.stream = stream;
+  const char* name = "paged_kv";
+  if (args.piece == 8) return prim::launch(name, paged::append_kernel<8>, config, args);
+  if (args.piece == 4) return prim::launch(name, paged::append_kernel<4>, config, args);
+  return prim::launch(name, paged::append_kernel<1>, config, args);
+}
+
+}  // namespace
+
+dspark_status paged_kv_workspace(const Params&, size_t* bytes) {
+  *bytes = 0;
+  return ok_status();
+}
+
+dspark_status paged_kv(const Params& p, void*, void* stream) {
+  if (p.num_requests == 0) return ok_status();
+  const int32_t half = p.head_dim / 2;
+  const bool own = p.rope_theta > 0.0 && p.rope_inv_freq == nullptr;
+  if (own && half > paged::kMaxFrequencies) {
+    return failed_status(DSPARK_UNSUPPORTED, __FILE__, __LINE__,
+                         "dspark_paged_kv:\n  rope_inv_freq: got NULL with head_dim %d, expected "
+                         "frequencies on the device for head_dim > %d",
+                         p.head_dim, 2 * paged::kMaxFrequencies);
+  }
+  Args args{};
+  args.p = p;
+  args.piece = choose_piece(p);
+  const int32_t wanted = (kBlocks + p.num_requests - 1) / p.num_requests;
+  args.slices = p.num_tokens < wanted ? (p.num_tokens > 0 ? p.num_tokens : 1) : wanted;
+  for (int32_t i = 0; own && i < half; ++i) {
+    args.inv_freq[i] = std::pow(p.rope_theta, -2.0 * i / p.head_dim);
+  }
+  return start(args, stream);
+}
+
+dspark_status paged_kv_commit(const dspark_paged_kv_commit_params& p, void* stream) {
+  if (p.num_requests == 0) return ok_status();
+  prim::LaunchConfig config;
+  config.grid = dim3((p.num_requests + paged::kThreads - 1) / paged::kThreads);
+  config.block = dim3(paged::kThreads);
+  config.stream = stream;
+  return prim::launch("paged_kv_commit", paged::commit_kernel, config, p);
+}
+
+}  // namespace dspark::cuda
