@@ -106,7 +106,7 @@ def format_info(answer: dict[str, Any]) -> str:
             f"{device['num_multiprocessors']} multiprocessors, {gib:.0f} GiB"
         )
     if cuda["usable"]:
-        lines.append("          the operators have no CUDA kernels in this release")
+        lines.append("          no CUDA kernels yet: verify_attention, rejection_sampler")
     else:
         lines.append(f"cuda off  {cuda['reason']}")
     return "\n".join(lines)
