@@ -11,7 +11,9 @@ what is allowed and what must be there; no GPU is needed.
 A budget has a ``kernel`` (a pattern of its name without parameters), ``arch`` (a pattern),
 ``registers`` (at most), optionally ``shared`` (bytes of static shared memory, at most; 0 without)
 and ``uses`` (instruction groups that must occur, see GROUPS). Spills, stack and local memory are
-never allowed. The first budget that fits a kernel counts.
+never allowed, nor a wait behind each wgmma: where the compiler cannot keep the accumulators in place
+it puts one there, and says so in a remark that is no warning. The first budget that fits a kernel
+counts.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ GROUPS = {
     "IMMA": r"IMMA\b",  # mma.sync, 8-bit integers
     "HGMMA": r"HGMMA\b",  # wgmma, 16-bit floats
     "IGMMA": r"IGMMA\b",  # wgmma, 8-bit integers
+    "WARPGROUP.DEPBAR": r"WARPGROUP\.DEPBAR\b",  # waits for wgmma
     "UTMALDG": r"UTMALDG\b",  # tensor copies
     "UBLKCP": r"UBLKCP\b",  # bulk copies
     "REDUX": r"REDUX\b",  # warp-wide integer reductions
@@ -210,6 +213,10 @@ def problems_of(kernel: Kernel, budget: Budget | None) -> list[str]:
         found += [f"no {group}" for group in budget.uses if kernel.uses.get(group, 0) == 0]
     if kernel.spills:
         found.append(f"{kernel.spills} accesses to local memory")
+    products = kernel.uses.get("HGMMA", 0) + kernel.uses.get("IGMMA", 0)
+    waits = kernel.uses.get("WARPGROUP.DEPBAR", 0)
+    if 2 * waits > products:
+        found.append(f"{waits} waits for {products} wgmma: they run one at a time")
     if kernel.stack or kernel.local:
         found.append(f"{kernel.stack + kernel.local} bytes of stack or local memory")
     return found

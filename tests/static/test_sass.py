@@ -106,6 +106,10 @@ def test_what_fits_passes() -> None:
         ({"shared": 16}, "16 bytes of shared memory, budget 0"),
         ({"uses": {"LDG": 2}}, "no LDG.128"),
         ({"uses": {"LDG.128": 1, "STL": 1}}, "1 accesses to local memory"),
+        (
+            {"uses": {"LDG.128": 1, "HGMMA": 12, "WARPGROUP.DEPBAR": 12}},
+            "12 waits for 12 wgmma: they run one at a time",
+        ),
         ({"name": "a::other"}, "no budget"),
     ],
     ids=["registers", "stack", "local", "shared", "narrow", "spill", "unknown"],
