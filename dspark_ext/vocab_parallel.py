@@ -4,9 +4,9 @@
 Each rank holds the target logits of its own ids. Two exchanges are enough, both of a few numbers a
 row, and no rank ever sees another one's logits:
 
-1. per row the largest logit, the mass relative to it, the logit of the draft and the argmax, so that
-   every rank knows the lse and throws the same coins (rules ``match`` and ``greedy`` end here:
-   their candidates need no lse);
+1. per row the largest logit, the mass relative to it, the logit of the draft and the argmax, so
+   that every rank knows the lse and throws the same coins (rules ``match`` and ``greedy`` end
+   here: their candidates need no lse);
 2. per request the packed key of the shard's best segment in the last row, with the id drawn inside.
 
 Log-masses plus Gumbel noise are compared, which is associative: the winner does not depend on who

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import dspark_ext as dx
 from dspark_ext import Status
@@ -65,17 +66,17 @@ def test_v1_the_rule(backend: str, draft: int, u: float, accepted: int, token: i
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_v2_a_nan_row_among_normal_requests(temperature: float) -> None:
+def test_v2_a_nan_row_among_normal_requests(backend: str, temperature: float) -> None:
     vocab = 129_280
     rng = np.random.default_rng(2)
     rows = rng.normal(size=(3, 2, vocab)).astype(np.float32)
     rows[1, 0] = np.nan
     drafts = np.array([[5], [0], [9]])
-    got = verify(rows, drafts, temperature=temperature)
+    got = verify(rows, drafts, backend, temperature=temperature)
     assert got.num_emitted[1] == 1 and 0 <= got.tokens[1, 0] < vocab
     assert got.status[1] & Status.NAN_TARGET and got.status[1] & Status.EMPTY_SUPPORT
     assert got.logprob[1, 0] == -INF
-    alone = verify(rows[::2], drafts[::2], seed=[0, 2], temperature=temperature)
+    alone = verify(rows[::2], drafts[::2], backend, seed=[0, 2], temperature=temperature)
     np.testing.assert_array_equal(got.tokens[::2], alone.tokens)
     np.testing.assert_array_equal(got.logprob[::2], alone.logprob)
     assert not got.status[::2].any()
@@ -149,9 +150,10 @@ def test_v6_a_greedy_draft_reads_no_law(backend: str, garbage: float) -> None:
 
 
 @pytest.mark.parametrize("top_k", [2, 3, 4])
-def test_v11_top_k_ties_go_to_the_lower_id(top_k: int) -> None:
-    p = np.broadcast_to(log([0.4, 0.3, 0.3, 0]), (3000, 1, 4))
-    got = verify(p, np.zeros((3000, 1), int), top_k=top_k)
+def test_v11_top_k_ties_go_to_the_lower_id(backend: str, top_k: int) -> None:
+    count = 300 if backend == "reference" else 3000
+    p = np.broadcast_to(log([0.4, 0.3, 0.3, 0]), (count, 1, 4))
+    got = verify(p, np.zeros((count, 1), int), backend, top_k=top_k)
     assert set(got.tokens[:, 0].tolist()) == ({0, 1} if top_k == 2 else {0, 1, 2})
     if top_k == 2:
         np.testing.assert_allclose(
@@ -180,6 +182,14 @@ def test_v14_greedy_is_exact_in_a_mixed_batch(backend: str) -> None:
         assert mixed.tokens[1, 0] == alone.tokens[0, 0]
 
 
+def test_v15_ties_over_segments(backend: str) -> None:
+    for ids in ([3, 8191, 8192, 100_000], [8191, 8192], [127, 128]):
+        row = np.full((1, 1, 100_352), -3, np.float16)
+        row[0, 0, ids] = 2.5
+        got = verify(row, [[0]], backend, temperature=0.0)
+        assert got.tokens.tolist() == [[ids[0], -1]]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_v15_ties_give_the_lowest_id(threads: int) -> None:
     torch = pytest.importorskip("torch")
@@ -197,14 +207,14 @@ def test_v15_ties_give_the_lowest_id(threads: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.5])
-def test_v16_padding_never_wins(temperature: float) -> None:
+def test_v16_padding_never_wins(backend: str, temperature: float) -> None:
     rows = np.random.default_rng(16).normal(size=(2, 1, 163_968)).astype(np.float32)
     rows[..., 163_840:] = 1e4
-    got = verify(rows, [[0], [0]], temperature=temperature, vocab_size=163_840, top_k=50)
+    got = verify(rows, [[0], [0]], backend, temperature=temperature, vocab_size=163_840, top_k=50)
     assert (got.tokens[:, 0] < 163_840).all() and (got.logprob[:, 0] < 0).all()
 
 
-def test_v17_offsets_past_2_31_elements() -> None:
+def test_v17_offsets_past_2_31_elements(backend: str) -> None:
     """The last row starts at element 2^31 + 5; untouched pages cost no memory."""
     vocab, stride = 300, (2**31 + 5) // 7
     try:
@@ -215,7 +225,8 @@ def test_v17_offsets_past_2_31_elements() -> None:
     wanted = np.random.default_rng(17).normal(size=(8, vocab)).astype(np.float16)
     rows[:] = wanted
     drafts = np.argmax(wanted[:7], axis=1)[None]
-    kwargs = {"draft_len": 7, "cu_seqlens": [0, 8], "seed": 3, "position": 8}
+    kwargs: dict[str, Any] = {"draft_len": 7, "cu_seqlens": [0, 8], "seed": 3, "position": 8}
+    kwargs["backend"] = backend
     got = dx.rejection_sample(rows, drafts, **kwargs)
     small = dx.rejection_sample(wanted, drafts, **kwargs)
     assert got.num_emitted[0] == 8
@@ -278,6 +289,49 @@ def test_v20_one_finite_logit(backend: str, u: float, finite: int) -> None:
     for forced in ({"debug_uniform": force(u, (1, 2))}, {}):
         got = verify([[row]], [[0]], backend, **forced)
         assert got.tokens[0, 0] == finite and got.logprob[0, 0] == 0 and got.status[0] == 0
+
+
+def test_v21_a_small_tail_keeps_its_mass(backend: str) -> None:
+    """4,095 ids at -16.34 share 3.3e-4; the whole size is in tests/statistics."""
+    count = 2000 if backend == "reference" else 20_000
+    row = np.full(4096, -16.34, np.float32)
+    row[1000] = 0
+    got = verify(
+        np.broadcast_to(row, (count, 1, 4096)), np.zeros((count, 1), int), backend,
+        vocab_size=4096,
+    )  # fmt: skip
+    tail = 4095 * np.exp(-16.34)
+    tail /= 1 + tail
+    drawn = got.tokens[:, 0]
+    seen = int((drawn != 1000).sum())
+    assert stats.binomtest(seen, count, tail).pvalue > 1e-5
+    np.testing.assert_allclose(got.logprob[drawn == 1000, 0], np.log1p(-tail), atol=2e-7)
+    assert np.isin(drawn, np.arange(4096)).all()
+
+
+def test_v22_another_gamma_draws_the_same(backend: str, rng: Any) -> None:
+    rows = rng.normal(size=(6, 3, 200)).astype(np.float32)
+    drafts = rows[:, :2].argmax(-1)
+    wide = np.pad(drafts, ((0, 0), (0, 4)), constant_values=7)
+    for rule in ("token", "block", "match"):
+        got = verify(rows, wide, backend, rule=rule)
+        want = verify(rows, drafts, backend, rule=rule)
+        np.testing.assert_array_equal(got.tokens[:, :3], want.tokens)
+        np.testing.assert_array_equal(got.accepted[:, :2], want.accepted)
+
+
+def test_v22_the_slot_in_the_batch_does_not_matter(backend: str, rng: Any) -> None:
+    rows = rng.normal(size=(7, 3, 300)).astype(np.float32)
+    drafts = rows[:, :2].argmax(-1)
+    order = rng.permutation(7)
+    for rule in ("token", "block", "match"):
+        whole = verify(rows, drafts, backend, rule=rule, seed=np.arange(7))
+        moved = verify(rows[order], drafts[order], backend, rule=rule, seed=order)
+        np.testing.assert_array_equal(moved.tokens, whole.tokens[order])
+        alone = verify(rows[4:5], drafts[4:5], backend, rule=rule, seed=[4])
+        np.testing.assert_array_equal(alone.tokens[0], whole.tokens[4])
+        other = verify(rows, drafts, backend, rule=rule, seed=np.arange(7), position=101)
+        assert (other.tokens != whole.tokens).any()
 
 
 def test_v23_the_residual_has_no_token_with_q_above_p(backend: str) -> None:

@@ -20,6 +20,12 @@ FIELDS = ("num_accepted", "num_emitted", "tokens", "logprob", "logprob_raw", "ac
 GAMMA = 4
 
 
+PER_REQUEST = (
+    "seed", "position", "temperature", "top_p", "top_k", "rule", "repetition_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+
+
 def batch(rng: np.random.Generator, requests: int, vocab: int) -> dict[str, Any]:
     """Requests of length GAMMA with a stored law near the target's."""
     z = (rng.normal(size=(requests, GAMMA + 1, vocab)) * 2).astype(np.float32)
@@ -37,7 +43,9 @@ def batch(rng: np.random.Generator, requests: int, vocab: int) -> dict[str, Any]
         "temperature": rng.choice([0.0, 0.8, 1.0], requests).astype(np.float32),
         "top_p": rng.choice([1.0, 0.9], requests).astype(np.float32),
         "top_k": rng.choice([0, 40], requests).astype(np.int32),
-        "rule": rng.choice([1, 1, 3], requests).astype(np.int32),
+        "rule": rng.choice([1, 1, 2, 3], requests).astype(np.int32),
+        "repetition_penalty": rng.choice([1.0, 1.3], requests).astype(np.float32),
+        "frequency_penalty": rng.choice([0.0, 0.4], requests).astype(np.float32),
     }
 
 
@@ -57,7 +65,7 @@ def run(b: dict[str, Any], order: Any, lead: int = 0, pad: int = 0) -> Verificat
         draft_lse=b["lse"][order],
         draft_logits=q,
         vocab_size=vocab,
-        **{k: b[k][order] for k in ("seed", "position", "temperature", "top_p", "top_k", "rule")},
+        **{name: b[name][order] for name in PER_REQUEST},
     )
 
 

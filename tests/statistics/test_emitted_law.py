@@ -148,6 +148,40 @@ def test_reduced_draft_vocabulary(rule: str) -> None:
     assert p_value(wrong.tokens[:, 0], P8) < LEVEL
 
 
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_penalties_count_the_drafts_of_the_round(rule: str) -> None:
+    """Pairs of tokens: the second is penalised by the first, whether that was a draft or not."""
+    penalty = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.7}
+    z, q = log(P8), log(Q8)
+    draft = draft_from(q, 100_000, 2)
+    got = verify(z, q, draft, rule=rule, **penalty)
+    both = got.num_emitted > 1
+    first = np.bincount(got.tokens[both, 0], minlength=8) / both.sum()
+    seen = np.where(np.eye(8) > 0, z * 1.5 - 1.2, z)  # all logits are negative
+    second = np.exp(seen) / np.exp(seen).sum(1, keepdims=True)
+    pairs = got.tokens[both, 0] * 8 + got.tokens[both, 1]
+    assert p_value(got.tokens[:, 0], P8) > LEVEL
+    assert p_value(pairs, (first[:, None] * second).reshape(-1)) > LEVEL
+    # control: penalties counted once a request
+    assert p_value(pairs, np.outer(first, P8).reshape(-1)) < LEVEL
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "match"])
+def test_min_tokens_and_a_bias(rule: str) -> None:
+    """Token 0 is a stop that row 0 must not emit and row 1 may."""
+    z, q = log(P8), log(Q8)
+    bias = np.where(np.arange(8) == 3, 1.0, 0.0).astype(np.float32)
+    draft = draft_from(q, 60_000, 1)
+    got = verify(
+        z, q, draft, rule=rule, stop_ids=[0], min_tokens_left=1,
+        logit_bias=np.broadcast_to(bias, (60_000, 8)),
+    )  # fmt: skip
+    biased = P8 * np.exp(bias)
+    assert p_value(got.tokens[:, 0], np.where(np.arange(8) == 0, 0, biased)) > LEVEL
+    assert p_value(got.tokens[got.num_emitted > 1, 1], biased) > LEVEL
+    assert p_value(got.tokens[:, 0], biased) < LEVEL
+
+
 @pytest.mark.parametrize("truncation", [{"top_k": 3}, {"top_p": 0.6}], ids=["top-k", "top-p"])
 def test_truncated_drafts(truncation: dict[str, Any]) -> None:
     """The draft's own truncation is part of q: markov_loop returns it, -inf outside."""
