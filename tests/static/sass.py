@@ -11,9 +11,9 @@ what is allowed and what must be there; no GPU is needed.
 A budget has a ``kernel`` (a pattern of its name without parameters), ``arch`` (a pattern),
 ``registers`` (at most), optionally ``shared`` (bytes of static shared memory, at most; 0 without)
 and ``uses`` (instruction groups that must occur, see GROUPS). Spills, stack and local memory are
-never allowed, nor a wait behind each wgmma: where the compiler cannot keep the accumulators in place
-it puts one there, and says so in a remark that is no warning. The first budget that fits a kernel
-counts.
+never allowed, nor a wait behind each wgmma: the compiler puts one there where it cannot keep the
+accumulators in place, and says so in a remark that is no warning. The first budget that fits a
+kernel counts.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_what_fits_passes() -> None:
         ),
         ({"name": "a::other"}, "no budget"),
     ],
-    ids=["registers", "stack", "local", "shared", "narrow", "spill", "unknown"],
+    ids=["registers", "stack", "local", "shared", "narrow", "spill", "serial", "unknown"],
 )
 def test_each_rule(kernel: dict[str, object], text: str) -> None:
     problems = sass.check([GOOD, dataclasses.replace(GOOD, **kernel)], [BUDGET])
