@@ -110,6 +110,21 @@ def markov_loop(
     return run
 
 
+def markov_loop_for_nobody() -> None:
+    """No request takes part: what began to load before that was known is waited for."""
+    weights = torch.zeros(650, 128, dtype=torch.bfloat16)
+    dx.markov_loop(
+        torch.zeros(3, 2, 650),
+        weights,
+        weights,
+        anchor=torch.zeros(3, dtype=torch.int32),
+        seed=torch.zeros(3, dtype=torch.int64),
+        position=torch.zeros(3, dtype=torch.int64),
+        active=torch.zeros(3, dtype=torch.bool),
+        backend="simt",
+    )
+
+
 #: family -> name -> case. The first ones of a family are the quickest.
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "confidence": {"confidence": confidence},
@@ -119,6 +134,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-rnn": markov_loop(torch.bfloat16, "rnn", requests=2),
         "f16-gated": markov_loop(torch.float16, "gated", requests=2),
         "bf16-many": markov_loop(torch.bfloat16, requests=18, rank=64, store_logits=True),
+        "bf16-nobody": markov_loop_for_nobody,
         "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
         "f16-groups": markov_loop(torch.float16, requests=66, rank=64),
