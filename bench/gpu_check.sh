@@ -125,7 +125,8 @@ part wrappers 90 "$nvcc" -shared -Xcompiler=-fPIC -std=c++17 -fmad=false --threa
   "$root/csrc/core/problems.cpp"
 part conformance 60 env "DSPARK_CONFORMANCE=$library" "${tests[@]}" \
   "$root/tests/simt/test_conformance.py"
-part kernels 120 "${tests[@]}" --maxfail=20 "$root/tests/confidence" "$root/tests/markov_loop"
+families=(confidence markov_loop paged_kv prefix_scheduler rejection_sampler verify_attention)
+part kernels 120 "${tests[@]}" --maxfail=20 "${families[@]/#/$root/tests/}"
 part constants 60 "$python" "$root/bench/constants/measure.py" --limit 55 \
   --save "$results/constants.json"
 part markov_loop 150 "$python" "$root/bench/bench_markov_loop.py" --device cuda --limit 120 \
