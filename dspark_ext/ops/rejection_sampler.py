@@ -202,7 +202,7 @@ def rejection_sample(
     if backend == "reference":
         call.run_reference()
     else:
-        _backend.run("rejection_sampler", call.params(), backend)
+        _backend.run("rejection_sampler", call.params(), backend, call.check.like)
     _backend.raise_on_trouble("rejection_sample", result.status, strict)
     return result
 

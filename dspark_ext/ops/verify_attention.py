@@ -179,7 +179,7 @@ def _first_call(
         return result
     params = _params(views, options)
     params.set_arrays(*(_backend.ptr(x) for x in views))
-    _backend.run("verify_attention", params, backend)
+    _backend.run("verify_attention", params, backend, check.like)
     kept = key is not None and key[0] is not None and backend == "cpu"
     if kept and v_len.array is kv_len and v_cu.array is cu_seqlens:
         _prepared.keep(key, (params, o_status.array if status is None else None))
