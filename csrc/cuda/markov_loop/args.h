@@ -34,8 +34,13 @@ constexpr int32_t kVectorPadding = 8;           // elements behind an r-vector
 /// Bytes between two vectors of a plane of an int8 product (tile_imma.cuh).
 DSPARK_HD int32_t int8_vector_stride(int32_t rank) { return (rank + 31) / 32 * 32 + 16; }
 
+// The greedy screen (tile_screen.cuh): survivors that a CTA has room for, and the bits of an id.
+constexpr int kScreenRoom = 2048;
+constexpr int kScreenOffsetBits = 23;
+static_assert(kMaxRows <= 1 << (32 - kScreenOffsetBits), "row and id share a word");
+
 /// Who computes the dot products; tile_<source>.cuh.
-enum class Source : int32_t { kScalar, kMma, kWgmma, kInt, kImma };
+enum class Source : int32_t { kScalar, kMma, kWgmma, kInt, kImma, kScreen };
 
 /// How a launch is cut. Filled by config.h, a pure function of the problem and the device.
 struct Config {
@@ -50,6 +55,7 @@ struct Config {
   bool plain;             // the r-vectors are rows of W1 in W2's dtype
   bool direct;            // and so aligned that cp.async can fetch them
   bool cooperative;       // one launch for all steps; else one a phase
+  uint32_t screen_at;     // where in the source's memory the screen has its own (screen)
   uint32_t source_bytes;  // shared memory of the source, at offset 0
   uint32_t shared_bytes;  // all of it
 };
@@ -123,6 +129,8 @@ struct Args {
   Params p;
   Config config;
   Workspace work;
+  const void* exact_w2;  // [V_d, r] bf16: p.w2 has the bytes (screen)
+  int64_t exact_stride;
   uint32_t phases;
   int32_t first_step, last_step;  // steps [first, last) of this launch, from 0
   prim::TensorMap w2_map;         // W2 for copies in boxes (wgmma)

@@ -5,9 +5,11 @@
 #include "core/families.h"
 #include "core/problems.h"
 #include "cuda/markov_loop/config.h"
+#include "cuda/markov_loop/config_screen.h"
 #include "cuda/markov_loop/config_wgmma.h"
 #include "cuda/markov_loop/kernel.cuh"
 #include "cuda/markov_loop/kernel_int8.h"
+#include "cuda/markov_loop/kernel_screen.h"
 #include "cuda/markov_loop/kernel_wgmma.h"
 #include "cuda/markov_loop/tile_mma.cuh"
 #include "cuda/markov_loop/tile_scalar.cuh"
@@ -54,6 +56,7 @@ markov::Kernel kernel_of(const Args& args) {
   const Config& c = args.config;
   if (c.source == Source::kScalar) return markov_loop_kernel<ScalarSource>;
   if (c.source == Source::kWgmma) return wgmma_kernel(c, args.p.w2_dtype);
+  if (c.source == Source::kScreen) return screen_kernel(c);
   if (c.source == Source::kInt || c.source == Source::kImma) return int8_kernel(c);
   if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
   if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;
@@ -119,7 +122,8 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
     count = static_cast<int32_t>(left < markov::kMaxRows ? left : markov::kMaxRows);
     Args args{};
     const Params rest = slice(p, first, count);
-    if (!markov::choose_wgmma_config(args.config, rest, device, &count) &&
+    if (!markov::choose_screen_config(args.config, rest, device, &count) &&
+        !markov::choose_wgmma_config(args.config, rest, device, &count) &&
         !markov::choose_config(args.config, rest, device, &count)) {
       DSPARK_SUPPORTED(problems, false,
                        "rank: got %d; %d bytes of shared memory hold no vector of that length",
@@ -127,6 +131,11 @@ dspark_status markov_loop(const Params& p, void* scratch, void* stream) {
       return problems.status();
     }
     args.p = slice(p, first, count);
+    if (args.config.source == markov::Source::kScreen) {
+      args.exact_w2 = p.w2;
+      args.exact_stride = p.w2_stride;
+      args.p = markov::screened_params(args.p);
+    }
     args.work = markov::carve(p, scratch);
     if (args.config.source == markov::Source::kWgmma) status = markov::describe_w2(args);
     if (status.code == DSPARK_OK) status = run(args, stream);

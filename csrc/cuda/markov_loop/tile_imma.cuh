@@ -58,7 +58,7 @@ class ImmaSource : public W2Ring<1> {
 
   __device__ float bias(float word, int32_t, int32_t) const { return word; }
 
- private:
+ protected:
   using Accumulators = int32_t[2][kGroup / 8][4];  // high and low plane
 
   __device__ int32_t stride() const { return int8_vector_stride(args_.p.rank); }
