@@ -72,7 +72,13 @@ def confidence() -> None:
 
 
 def markov_loop(
-    weights: torch.dtype, head: str = "vanilla", requests: int = 3, rank: int = 16, **options: Any
+    weights: torch.dtype,
+    head: str = "vanilla",
+    requests: int = 3,
+    rank: int = 16,
+    int8: bool = False,
+    screen: bool = False,
+    **options: Any,
 ) -> Callable[[], None]:
     """A case of exactly representable numbers: every backend and every order gives these bits."""
 
@@ -94,6 +100,11 @@ def markov_loop(
             "head": head,
             **options,
         }
+        if int8:
+            arguments["w2"], arguments["w2_scale"] = dx.quantize_rows(arguments["w2"])
+        if screen:
+            bytes8, scale = dx.quantize_rows(arguments["w2"])
+            arguments |= {"w2_screen": bytes8, "screen_scale": scale, "temperature": None}
         if head != "vanilla":
             sizes = {"gated": (rank, d + rank), "rnn": (3 * rank, 2 * rank + d)}[head]
             arguments |= {
@@ -137,6 +148,12 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-nobody": markov_loop_for_nobody,
         "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
+        "topk-rnn": markov_loop(torch.float32, "rnn", rank=7, topk_support=300, store_logits=True),
+        "topk-int8": markov_loop(torch.float16, int8=True, topk_support=40),
+        "int8": markov_loop(torch.bfloat16, requests=9, rank=48, int8=True),
+        "int8-plain": markov_loop(torch.bfloat16, "gated", requests=2, rank=7, int8=True),
+        "screen": markov_loop(torch.bfloat16, rank=48, screen=True),
+        "screen-rnn": markov_loop(torch.bfloat16, "rnn", requests=9, screen=True),
         "f16-groups": markov_loop(torch.float16, requests=66, rank=64),
     },
 }
