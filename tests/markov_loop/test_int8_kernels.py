@@ -63,6 +63,21 @@ def test_batch_size_does_not_change_a_bit(rank: int, backend: str, tensors: Make
         assert torch.equal(getattr(got, name), getattr(want, name)[rows]), name
 
 
+@pytest.mark.parametrize("rank", [48, 50], ids=["tensor-cores", "plain"])
+def test_inactive_requests(rank: int, backend: str, tensors: Make) -> None:
+    case = tensors(11, 2, 390, rank, int8=True)
+    on = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0]).bool()
+    case["base_logits"][0] = np.nan
+    part = {k: v[on.numpy()] if len(v) == 11 else v for k, v in case.items() if hasattr(v, "shape")}
+    rest = {k: v for k, v in case.items() if k not in part}
+    want = dx.markov_loop(**part, **rest)
+    case["active"] = on.to(torch.uint8)
+    case = {k: v.cuda() if backend == "cuda" and torch.is_tensor(v) else v for k, v in case.items()}
+    got = dx.markov_loop(**case, backend=backend)
+    for name in ("tokens", "logit", "logits", "status"):
+        assert torch.equal(getattr(got, name).cpu()[on], getattr(want, name)), name
+
+
 @pytest.mark.parametrize("sms", ["1", "3", "60"])
 @pytest.mark.parametrize("seed", ["0", "5"])
 def test_grids_and_thread_orders(

@@ -203,6 +203,33 @@ def test_grids_and_thread_orders(
 
 
 @KERNEL
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["all-equal", "random"])
+def test_inactive_requests(
+    spread: float, backend: str, greedy: Callable[..., Case], agree: Callable[..., dx.Draft]
+) -> None:
+    case = greedy(11, 2, 700, 32)
+    case["base_logits"] *= spread
+    case["w2"] *= spread
+    case["active"] = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0]).to(torch.uint8)
+    case["base_logits"][0] = np.nan
+    on = case["active"].bool()
+    moved = {
+        k: v.cuda() if backend == "cuda" and torch.is_tensor(v) else v
+        for k, v in screened(case).items()
+    }
+    got = dx.markov_loop(**moved, backend=backend)
+    part = {
+        k: v[on] if torch.is_tensor(v) and v.shape[0] == 11 else v
+        for k, v in case.items()
+        if k != "active"
+    }
+    want = agree(part, backend)
+    for field in ("tokens", "logit", "status"):
+        a, b = getattr(got, field).cpu(), getattr(want, field).cpu()
+        assert torch.equal(a[on], b), field
+
+
+@KERNEL
 @pytest.mark.parametrize("rank", [24, 528], ids=["r=24", "r=528"])
 def test_ranks_without_a_screen_are_served_all_the_same(
     rank: int, backend: str, greedy: Callable[..., Case], agree: Callable[..., dx.Draft]

@@ -114,9 +114,10 @@ def markov_loop(
                 "confidence_weight": dyadic(d + rank),
             }
         one, two = (dx.markov_loop(**arguments, backend=b) for b in ("cpu", "simt"))
+        on = np.flatnonzero(options.get("active", np.ones(requests)))
         for name in ("tokens", "logit", "lse", "logits", "support_ids", "status"):
             if getattr(one, name, None) is not None:
-                assert torch.equal(getattr(two, name), getattr(one, name)), name
+                assert torch.equal(getattr(two, name)[on], getattr(one, name)[on]), name
 
     return run
 
@@ -153,6 +154,9 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "int8": markov_loop(torch.bfloat16, requests=9, rank=48, int8=True),
         "int8-plain": markov_loop(torch.bfloat16, "gated", requests=2, rank=7, int8=True),
         "screen": markov_loop(torch.bfloat16, rank=48, screen=True),
+        "screen-inactive": markov_loop(
+            torch.bfloat16, requests=4, screen=True, active=np.uint8([0, 1, 1, 0])
+        ),
         "screen-rnn": markov_loop(torch.bfloat16, "rnn", requests=9, screen=True),
         "f16-groups": markov_loop(torch.float16, requests=66, rank=64),
     },

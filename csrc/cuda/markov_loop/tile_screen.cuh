@@ -63,7 +63,7 @@ class ScreenSource : public ImmaSource<kGroup> {
 
  public:
   __device__ ScreenSource(const Args& args, const Shared& shared, int32_t rows)
-      : Base(args, shared, rows), rows_(rows) {
+      : Base(args, shared, rows) {
     unsigned char* memory = shared.source + args.config.screen_at;
     list_ = reinterpret_cast<uint64_t*>(memory);
     lower_ = reinterpret_cast<uint32_t*>(list_ + kScreenRoom);
@@ -74,6 +74,7 @@ class ScreenSource : public ImmaSource<kGroup> {
   __device__ void begin_step(int32_t step) {
     Base::begin_step(step);
     step_now_ = step;
+    rows_ = *s_.count;
     for (int32_t n = threadIdx.x; n < rows_; n += kThreads) lower_[n] = 0;
     if (threadIdx.x == 0) *count_ = 0;
   }
@@ -292,7 +293,7 @@ class ScreenSource : public ImmaSource<kGroup> {
               static_cast<unsigned long long>(key));
   }
 
-  int32_t rows_;
+  int32_t rows_ = 0;  // that take part; known when a step begins
   int32_t step_now_ = 0;
   uint64_t* list_;   // [kScreenRoom] survivors
   uint32_t* lower_;  // [rows] ordered bound from below of a row's best z
