@@ -141,7 +141,9 @@ class SamplingParams:
                 f"rule: got 'greedy' with temperature {self.temperature!r}, expected temperature 0"
             )
         mean = self.synthetic_acceptance
-        mean_ok = _is_finite(mean) and 1 <= mean <= 17 if self.rule == "synthetic" else mean is None
+        mean_ok = mean is None
+        if self.rule == "synthetic":
+            mean_ok = mean is not None and _is_finite(mean) and 1 <= mean <= 17
         wanted = "a number in [1, gamma + 1] with the rule 'synthetic', else None"
         expect("synthetic_acceptance", mean_ok, wanted)
         draft_len_ok = self.max_draft is None or (_is_int(self.max_draft) and self.max_draft >= 0)

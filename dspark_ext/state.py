@@ -363,7 +363,8 @@ class RoundState:
     def _penalised(self) -> NDArray[np.bool_]:
         host = self.host
         off = (host.presence_penalty == 0) & (host.frequency_penalty == 0)
-        return (host.repetition_penalty != 1) | ~off
+        on: NDArray[np.bool_] = (host.repetition_penalty != 1) | ~off
+        return on
 
     def start_counting(self, slots: Sequence[int], vocab_size: int) -> None:
         """Note the prompts of requests that are about to emit their first token."""
@@ -394,15 +395,16 @@ class RoundState:
         host, given = self.host, {}
         if np.any(host.min_tokens > 0):
             given["min_tokens_left"] = host.min_tokens
-        if self.output_counts is None or not np.any(self._penalised()):
+        counts, prompt = self.output_counts, self.prompt_mask
+        if counts is None or prompt is None or not np.any(self._penalised()):
             return given
         # The counts hold every emitted token, the anchor too, so `anchor` is not given.
         return given | {
             "repetition_penalty": host.repetition_penalty,
             "presence_penalty": host.presence_penalty,
             "frequency_penalty": host.frequency_penalty,
-            "output_counts": self.array(self.output_counts),
-            "prompt_mask": self.array(self.prompt_mask),
+            "output_counts": self.array(counts),
+            "prompt_mask": self.array(prompt),
         }
 
     def hand_over(self, features: NewFeatures) -> None:

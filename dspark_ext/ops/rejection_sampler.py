@@ -321,7 +321,7 @@ class _Call:
             check.fail("prompt_mask", f"{v.shape[-1]} words a row", f">= {words}")
         self.views["prompt_mask"] = v
         n = given["top_logprobs"]
-        whole = isinstance(n, (int, np.integer)) and 0 <= n <= MAX_TOP_LOGPROBS
+        whole = isinstance(n, (int, np.integer)) and bool(0 <= n <= MAX_TOP_LOGPROBS)
         check.require(whole, "top_logprobs", str(n), f"an integer in 0..{MAX_TOP_LOGPROBS}")
         self.top = int(n) if whole else 0
 
