@@ -55,7 +55,6 @@ def _register(params: Any, workspace: np.ndarray[Any, Any]) -> None:
 
     The call that loads the library made its views before: nothing is registered, all is allowed.
     """
-    _C.simt_forget()
     if not _traced:
         return
     views = {v.ptr: v for v in _arrays.traced or []}
@@ -76,4 +75,7 @@ def run(family: str, params: Any) -> None:
     workspace = memory[start : start + needed]
     if _C.simt_checks():
         _register(params, workspace)
-    getattr(_C, family)(_C.SIMT, params, workspace.ctypes.data, needed, 0)
+    try:
+        getattr(_C, family)(_C.SIMT, params, workspace.ctypes.data, needed, 0)
+    finally:
+        _C.simt_forget()  # the arrays may be gone before the next call
