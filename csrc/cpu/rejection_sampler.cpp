@@ -218,12 +218,16 @@ int32_t insert(uint64_t* keys, int32_t size, int32_t n, uint64_t key) {
 
 void list_top(const Lane& lane, bool raw, const TopList& list) {
   const RowView& row = lane.row;
+  // Largest logits of the segments under the law that is listed; a truncation has cut those of an
+  // unprocessed row.
+  const bool cut = raw && !raw_differs(row.law) && truncated(row.law);
+  const float* max = raw && raw_differs(row.law) ? row.scratch.raw_max : row.scratch.max;
   uint64_t keys[DSPARK_MAX_TOP_LOGPROBS];
   int32_t size = 0;
   for (int32_t s = 0; s < lane.segments && list.n > 0; ++s) {
     // Ids ascend, so a segment whose largest logit ties with the last of a full list stays outside.
     const bool full = size == list.n;
-    if (!raw && full && rank_key(row.scratch.max[s], s * kSegment) > keys[size - 1]) continue;
+    if (!cut && full && rank_key(max[s], s * kSegment) > keys[size - 1]) continue;
     float z[kSegment];
     raw ? lane.loops->raw_segment(row, s, z) : lane.loops->segment(row, s, z);
     for (int32_t i = 0; i < kSegment; ++i) {

@@ -70,39 +70,65 @@ DSPARK_LOOP float weight_sum(const float* z, float m, float inverse) {
   return halving_sum(w);
 }
 
-// How often the ids of segment s are in the output so far.
-DSPARK_LOOP void count(const Penalties& p, int32_t n, int32_t s, int32_t* counts) {
+// How often the ids of segment s are in the output so far; whether any is.
+DSPARK_LOOP bool count(const Penalties& p, int32_t n, int32_t s, int32_t* counts) {
   const int32_t first = s * kSegment;
   for (int i = 0; i < kSegment; ++i) counts[i] = 0;
+  int32_t any = 0;
   if (p.counts != nullptr) {
+    const int32_t* source = p.counts + first;
+#pragma omp simd reduction(| : any)
     for (int i = 0; i < n; ++i) {
-      const int32_t c = p.counts[first + i];
-      counts[i] = c > 0 ? c : 0;
+      const int32_t c = source[i] > 0 ? source[i] : 0;
+      counts[i] = c;
+      any |= c;
     }
   }
-  if (p.anchor >= first && p.anchor < first + n) counts[p.anchor - first] += 1;
-  for (int j = 0; j < p.num_drafts; ++j) {
-    const int32_t i = p.drafts[j] - first;
-    if (i >= 0 && i < n) counts[i] += 1;
+  for (int j = -1; j < p.num_drafts; ++j) {
+    const int32_t id = j < 0 ? p.anchor : p.drafts[j];
+    if (id < first || id >= first + n) continue;
+    counts[id - first] += 1;
+    any = 1;
   }
+  return any != 0;
 }
 
-DSPARK_LOOP void penalise(const Penalties& p, int32_t n, int32_t s, float* x) {
-  int32_t counts[kSegment];
-  count(p, n, s, counts);
-  int32_t seen[kSegment];
-  for (int i = 0; i < kSegment; ++i) seen[i] = counts[i] > 0 ? 1 : 0;
-  if (p.prompt != nullptr) {
-    const uint32_t* words = p.prompt + static_cast<int64_t>(s) * (kSegment / 32);
-    for (int i = 0; i < n; ++i) seen[i] |= static_cast<int32_t>(words[i / 32] >> (i % 32) & 1u);
+// Ids of segment s that are in the prompt, as 0 or 1; whether any is.
+DSPARK_LOOP bool in_prompt(const Penalties& p, int32_t n, int32_t s, int32_t* seen) {
+  for (int i = 0; i < kSegment; ++i) seen[i] = 0;
+  if (p.prompt == nullptr) return false;
+  const uint32_t* words = p.prompt + static_cast<int64_t>(s) * (kSegment / 32);
+  uint32_t any = 0;
+  for (int word = 0; 32 * word < n; ++word) {
+    const uint32_t bits = words[word];
+    any |= bits;
+    for (int i = 0; i < 32; ++i) seen[32 * word + i] = static_cast<int32_t>(bits >> i & 1u);
   }
+  return any != 0;
+}
+
+// Returns whether a logit has changed: most segments of a row hold nothing that was said.
+DSPARK_LOOP bool penalise(const Penalties& p, int32_t n, int32_t s, float* x) {
+  int32_t counts[kSegment];
+  int32_t seen[kSegment];
+  const bool counted = count(p, n, s, counts);
+  const bool prompted = in_prompt(p, n, s, seen);
+  if (!counted && !prompted) return false;
+  const float repetition = p.repetition;
+  const float frequency = p.frequency;
+  const float presence = p.presence;
+  float out[kSegment];
 #pragma omp simd
   for (int i = 0; i < kSegment; ++i) {
-    const float repeated = x[i] > 0.0f ? x[i] / p.repetition : x[i] * p.repetition;
-    const float once = seen[i] != 0 ? repeated : x[i];
-    const float counted = once - p.frequency * static_cast<float>(counts[i]);
-    x[i] = counts[i] > 0 ? counted - p.presence : once;
+    const float divided = x[i] / repetition;
+    const float multiplied = x[i] * repetition;
+    const float repeated = x[i] > 0.0f ? divided : multiplied;
+    const float once = (counts[i] | seen[i]) != 0 ? repeated : x[i];
+    const float less = once - frequency * static_cast<float>(counts[i]) - presence;
+    out[i] = counts[i] > 0 ? less : once;
   }
+  for (int i = 0; i < kSegment; ++i) x[i] = out[i];
+  return true;
 }
 
 // Token mask, bias, min-tokens, penalties. A masked id is at -inf whatever its bias; a NaN that
@@ -126,8 +152,7 @@ DSPARK_LOOP bool process(const RowLaw& law, int32_t s, float* x) {
   for (int j = 0; j < law.num_stops; ++j) {
     if (law.stops[j] >= first && law.stops[j] < first + n) x[law.stops[j] - first] = kNegInf;
   }
-  const bool penalty = penalised(law.penalties);
-  if (penalty) penalise(law.penalties, n, s, x);
+  const bool penalty = penalised(law.penalties) && penalise(law.penalties, n, s, x);
   return (law.bias != nullptr || penalty) && clean(x, largest_finite(DSPARK_F32));
 }
 
