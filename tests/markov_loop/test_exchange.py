@@ -74,8 +74,11 @@ def tensor_cores(call: Call) -> Call:
     return call
 
 
-@pytest.fixture
-def call(problem: Case, backend: str) -> Call:
+@pytest.fixture(params=["mma", "wgmma"])
+def call(
+    problem: Case, backend: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Call:
+    monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", str(request.param))
     return tensor_cores(Call(problem))
 
 
@@ -167,6 +170,19 @@ def test_whatever_a_killed_launch_left(call: Call, want: Case, rng: np.random.Ge
         for state, number in ((before, 0), (after, 1), (latest, 2)):
             words = call.workspace.view(np.uint32)
             words[chosen == number] = state.view(np.uint32)[chosen == number]
+        same(call.run(), want)
+
+
+@pytest.mark.parametrize("last", range(3))
+@pytest.mark.parametrize("fill", [0, 5, 2**32 - 1])
+def test_a_block_that_is_late(
+    last: int, fill: int, call: Call, want: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block 0 prepares the exchange; nobody may rely on it before it has begun."""
+    monkeypatch.setenv("DSPARK_SIMT_LAST", str(last))
+    for order in ("0", "1"):
+        monkeypatch.setenv("DSPARK_SIMT_SEED", order)
+        call.workspace.view(np.uint32)[:] = fill
         same(call.run(), want)
 
 

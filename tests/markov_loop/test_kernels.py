@@ -109,6 +109,7 @@ def test_the_scalar_source_has_the_bits_of_the_cpu(
 WEIGHTS = [("bf16", "bf16"), ("f32", "bf16"), ("f16", "f16")]
 
 
+@pytest.mark.parametrize("source", ["mma", "wgmma"])
 @pytest.mark.parametrize(("w1", "w2"), WEIGHTS)
 @pytest.mark.parametrize(
     ("requests", "rank"),
@@ -116,13 +117,22 @@ WEIGHTS = [("bf16", "bf16"), ("f32", "bf16"), ("f16", "f16")]
     ids=lambda n: str(n),
 )
 def test_tensor_cores_on_exact_weights(
-    requests: int, rank: int, w1: str, w2: str, backend: str, rng: np.random.Generator
+    requests: int,
+    rank: int,
+    w1: str,
+    w2: str,
+    source: str,
+    backend: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights on a grid: z is the same in every order of additions."""
+    monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", source)
     case = random_case(rng, requests, 2, 700, rank, w1=w1, w2=w2, grid=True)
     assert_twins(run(case, backend), dx.markov_loop(**case))
 
 
+@pytest.mark.parametrize("source", ["mma", "wgmma"])
 @pytest.mark.parametrize("head", ["gated", "rnn"])
 @pytest.mark.parametrize(("w1", "w2"), WEIGHTS)
 @pytest.mark.parametrize(("requests", "rank"), [(2, 80), (33, 16)], ids=lambda n: str(n))
@@ -132,10 +142,13 @@ def test_tensor_cores_on_inner_vectors(
     w1: str,
     w2: str,
     head: str,
+    source: str,
     backend: str,
     rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An inner vector is any float32, so only its three parts together can give these sums."""
+    monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", source)
     case = random_case(rng, requests, 2, 700, rank, w1=w1, w2=w2, head=head, grid=True)
     got, want = run(case, backend), dx.markov_loop(**case)
     bound = 2.0**-24 * rank * (rank / 16 + 8)
@@ -189,11 +202,17 @@ def test_rows_that_no_tensor_copy_can_read(backend: str, rng: np.random.Generato
         assert_twins(run(case, backend), want)
 
 
-@pytest.mark.parametrize("w2", ["f32", "bf16"])
+@pytest.mark.parametrize("source", ["scalar", "mma", "wgmma"])
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
 def test_a_request_does_not_depend_on_its_batch(
-    head: str, w2: str, backend: str, rng: np.random.Generator
+    head: str,
+    source: str,
+    backend: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DSPARK_MARKOV_LOOP_SOURCE", source)
+    w2 = "bf16"
     case = random_case(rng, 36, 2, 300, 48, base="bf16", w1=w2, w2=w2, head=head)
     want = run(case, backend)
     for rows in ([35], [3, 20], list(range(30, 22, -1)), list(range(0, 36, 3))):

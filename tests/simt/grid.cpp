@@ -25,8 +25,10 @@ Options Options::read() {
   const char* seed = getenv("DSPARK_SIMT_SEED");
   const char* async = getenv("DSPARK_SIMT_ASYNC");
   const char* stop = getenv("DSPARK_SIMT_STOP");
+  const char* last = getenv("DSPARK_SIMT_LAST");
   Options options{seed != nullptr ? strtoull(seed, nullptr, 0) : 0, Lateness::kLate,
-                  stop != nullptr ? strtoull(stop, nullptr, 0) : 0};
+                  stop != nullptr ? strtoull(stop, nullptr, 0) : 0,
+                  last != nullptr ? strtoll(last, nullptr, 0) : -1};
   if (async != nullptr && strcmp(async, "early") == 0) options.lateness = Lateness::kEarly;
   if (async != nullptr && strcmp(async, "random") == 0) options.lateness = Lateness::kRandom;
   return options;
@@ -49,6 +51,8 @@ Grid::Grid(const char* name, const prim::LaunchConfig& config, const Body& body)
     order_.insert(order_.begin() + static_cast<ptrdiff_t>(at * cluster), members.begin(),
                   members.end());
   }
+  const auto late = std::find(order_.begin(), order_.end(), options_.last);
+  if (late != order_.end()) std::rotate(late, late + 1, order_.end());  // the last worker's
 }
 
 uint64_t Grid::random() {
@@ -112,6 +116,10 @@ bool Grid::choose_next(size_t from, size_t* next) const {
     if (looks || stopped_ || workers_[from]->finished) candidates.push_back(at);
   }
   if (candidates.empty()) return false;
+  if (options_.last >= 0 && candidates.size() > 1) {
+    const auto late = std::find(candidates.begin(), candidates.end(), workers_.size() - 1);
+    if (late != candidates.end()) candidates.erase(late);
+  }
   const uint64_t draw = options_.seed == 0 ? 0 : const_cast<Grid*>(this)->random();
   *next = candidates[draw % candidates.size()];
   return true;

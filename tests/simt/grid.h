@@ -25,6 +25,7 @@ struct Options {
   uint64_t seed;
   Lateness lateness;
   uint64_t stop;  ///< 0, or the change of an atomic at which the launch dies
+  int64_t last;   ///< -1, or the block that runs only when no other one can go on
   static Options read();
 };
 
