@@ -279,3 +279,17 @@ def test_acceptance_is_one_minus_total_variation() -> None:
     q = softmax(np.float32(z).astype(np.float64))
     want = np.minimum(q, case.p(())).sum()
     assert exact_law(accepted)[True] == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_block_accepts_at_least_as_many_under_any_laws(seed: int) -> None:
+    """Laws that depend on the prefix, and a draft restricted to two ids."""
+    for draft in ({}, {"topk_support": 2}):
+        emitted = {
+            rule: sum(
+                len(y) * m for y, m in exact_law(Round(seed, rule=rule, draft=draft).run).items()
+            )
+            for rule in ("token", "block", "match")
+        }
+        assert emitted["block"] >= emitted["token"] - 1e-12
+        assert emitted["token"] >= emitted["match"] - 1e-12
