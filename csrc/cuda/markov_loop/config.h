@@ -109,7 +109,8 @@ inline bool fit_mma(Config& c, const Params& p, int32_t group, int32_t limit) {
     } else {
       c.ring = c.slots;
     }
-    if (c.ring != 0 && c.ring <= held) continue;
+    // The pass that follows loads meanwhile: a longer pass is not worth a ring without that room.
+    if (c.ring != 0 && c.ring < held + (c.batch > 1 ? kMinRing : 1)) continue;
     c.source_bytes = static_cast<uint32_t>(c.slots * kSlotBytes + (vectors + 15) / 16 * 16);
     c.shared_bytes = c.source_bytes + record_bytes(c, rows);
     return true;
