@@ -76,6 +76,7 @@ def markov_loop(
     head: str = "vanilla",
     requests: int = 3,
     rank: int = 16,
+    vocab: int = 650,
     int8: bool = False,
     screen: bool = False,
     **options: Any,
@@ -84,7 +85,7 @@ def markov_loop(
 
     def run() -> None:
         rng = np.random.default_rng(2)
-        vocab, gamma, d = 650, 3, 5
+        gamma, d = 3, 5
 
         def dyadic(*shape: int) -> torch.Tensor:
             return torch.from_numpy((rng.integers(-16, 17, shape) / 16).astype(np.float32))
@@ -148,6 +149,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-many": markov_loop(torch.bfloat16, requests=18, rank=64, store_logits=True),
         "bf16-nobody": markov_loop_for_nobody,
         "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
+        "bf16-nine-segments": markov_loop(torch.bfloat16, "gated", requests=1, vocab=1100),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
         "topk-rnn": markov_loop(torch.float32, "rnn", rank=7, topk_support=300, store_logits=True),
         "topk-int8": markov_loop(torch.float16, int8=True, topk_support=40),
