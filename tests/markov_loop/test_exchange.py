@@ -116,14 +116,19 @@ def test_any_order_of_threads(
     same(call.run(), want)
 
 
+@pytest.mark.parametrize("refusal", ["2", "3"], ids=["by-the-device", "when-tried"])
 @pytest.mark.parametrize("head", ["vanilla", "rnn"])
 def test_a_launch_for_each_phase(
-    head: str, make: Callable[..., Case], monkeypatch: pytest.MonkeyPatch, backend: str
+    head: str,
+    refusal: str,
+    make: Callable[..., Case],
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
 ) -> None:
     """Without cooperative launches the order of the stream takes the place of waiting."""
     case = make(5, 4, 900, 16, head=head, confidence=True) | {"temperature": [0, 1, 1, 0.5, 2]}
     want = dx.markov_loop(**case, store_logits=True, backend=backend)
-    monkeypatch.setenv("DSPARK_SIMT_COOPERATIVE", "2")
+    monkeypatch.setenv("DSPARK_SIMT_COOPERATIVE", refusal)
     got = dx.markov_loop(**case, store_logits=True, backend=backend)
     for name in (*OUTPUTS, "logits", "confidence_logit"):
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name), name)

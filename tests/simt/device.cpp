@@ -63,6 +63,18 @@ __global__ void write_numbers(int32_t* out) {
 
 namespace simt {
 
+// Blocks that can run together.
+uint64_t room(const prim::LaunchConfig& config) {
+  if (from_environment("DSPARK_SIMT_COOPERATIVE", 1) == 3) return 0;
+  const int threads = static_cast<int>(config.block.x * config.block.y * config.block.z);
+  return static_cast<uint64_t>(resident_blocks(threads, config.shared_bytes)) * multiprocessors();
+}
+
+bool too_crowded(const prim::LaunchConfig& config) {
+  const uint64_t blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
+  return config.cooperative && blocks > room(config);
+}
+
 std::string refuse_launch(const prim::LaunchConfig& config) {
   const uint64_t threads = uint64_t{config.block.x} * config.block.y * config.block.z;
   const uint64_t blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
@@ -74,10 +86,9 @@ std::string refuse_launch(const prim::LaunchConfig& config) {
     return "too much shared memory: " + std::to_string(config.shared_bytes) +
            " bytes, a block has " + std::to_string(shared_bytes_per_block());
   }
-  const int fit = resident_blocks(static_cast<int>(threads), config.shared_bytes);
-  if (config.cooperative && blocks > static_cast<uint64_t>(fit) * multiprocessors()) {
+  if (too_crowded(config)) {
     return "cooperative launch too large: " + std::to_string(blocks) + " blocks, " +
-           std::to_string(fit * multiprocessors()) + " can be resident";
+           std::to_string(room(config)) + " can be resident";
   }
   if (config.cluster > 8 || (config.cluster > 1 && config.grid.x % config.cluster != 0)) {
     return "invalid cluster of " + std::to_string(config.cluster) + " blocks in a grid of " +
@@ -105,7 +116,7 @@ dspark_status device_limits(DeviceLimits* limits) {
   limits->shared_bytes_per_block = shared_bytes_per_block();
   limits->major = capability() / 10;
   limits->minor = capability() % 10;
-  limits->cooperative = from_environment("DSPARK_SIMT_COOPERATIVE", 1) == 1;  // 2: no
+  limits->cooperative = from_environment("DSPARK_SIMT_COOPERATIVE", 1) != 2;
   return ok_status();
 }
 

@@ -188,7 +188,8 @@ dspark_status launch(const char* name, const prim::LaunchConfig& config, const B
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   const std::string refusal = refuse_launch(config);
   if (!refusal.empty()) {
-    return failed_status(DSPARK_CUDA_ERROR, __FILE__, __LINE__, "%s: %s", name, refusal.c_str());
+    return failed_status(too_crowded(config) ? DSPARK_UNSUPPORTED : DSPARK_CUDA_ERROR, __FILE__,
+                         __LINE__, "%s: %s", name, refusal.c_str());
   }
   Grid grid(name, config, body);
   check::begin_launch(grid);

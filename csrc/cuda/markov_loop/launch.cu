@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Host side of the Markov loop on CUDA: what is not served, blocks of up to 512 requests, and one
-// cooperative launch for each (or one launch a phase where the device has none).
+// cooperative launch for each (or one launch a phase where that cannot be had).
 #include "core/families.h"
 #include "core/problems.h"
 #include "cuda/markov_loop/config.h"
@@ -77,11 +77,14 @@ dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t la
 }
 
 // One block of requests.
-dspark_status run(const Args& args, void* stream) {
+dspark_status run(Args args, void* stream) {
   using namespace markov;
   const int32_t gamma = args.p.gamma;
   if (args.config.cooperative) {
-    return launch_phase(args, kStart | kHead | kScore | kFinish, 0, gamma, stream);
+    const dspark_status all =
+        launch_phase(args, kStart | kHead | kScore | kFinish, 0, gamma, stream);
+    if (all.code != DSPARK_UNSUPPORTED) return all;
+    args.config.cooperative = false;  // no room for all CTAs at once: nothing has started
   }
   // The order of launches in the stream takes the place of waiting inside of one.
   dspark_status status = launch_phase(args, kStart, 0, 0, stream);
