@@ -138,9 +138,74 @@ def markov_loop_for_nobody() -> None:
     )
 
 
+def prefix_schedule(mode: str, requests: int, gamma: int) -> Callable[[], None]:
+    """A plan of survivals with ties, for tokens that are laid out."""
+
+    def run() -> None:
+        rng = np.random.default_rng(4)
+        tokens = requests * (gamma + 1)
+        coarse = rng.integers(1, 9, (requests, gamma)).astype(np.float32) / 8
+        survival = np.cumprod(coarse, axis=1, dtype=np.float32)
+        options: dict[str, Any] = {
+            "cost": np.maximum.accumulate(10 + 0.01 * np.arange(tokens + 1.0)),
+            "weight": rng.integers(1, 4, requests).astype(np.float32) / 2,
+            "min_len": rng.integers(0, 2, requests).astype(np.int32),
+            "capacity": int(tokens * 0.9),
+            "anchor": rng.integers(0, 99, requests).astype(np.int32),
+            "draft_tokens": rng.integers(0, 99, (requests, gamma)).astype(np.int32),
+            "position": rng.integers(0, 999, requests),
+        }
+        if mode == "two_phase":
+            options["lagged"] = dx.LaggedSurvival()
+            for _ in range(2):
+                options["lagged"].push(survival[::-1].copy())
+        if mode == "threshold":
+            options |= {"conditional": coarse, "threshold": 0.5}
+        one, two = (
+            dx.prefix_schedule(survival, mode=mode, **options, backend=b) for b in ("cpu", "simt")
+        )
+        for name, value in vars(one).items():
+            if value is not None:
+                np.testing.assert_array_equal(getattr(two, name), value, name)
+
+    return run
+
+
+def paged_kv() -> None:
+    """Six tokens of two requests over page boundaries, rotated, then the commit."""
+    rng = np.random.default_rng(5)
+    k, v = (torch.from_numpy(rng.normal(0, 1, (6, 2, 16))).float() for _ in "kv")
+    results = []
+    for backend in ("cpu", "simt"):
+        caches = [torch.full((8, 4, 2, 16), 7.0).bfloat16() for _ in "kv"]
+        table = torch.tensor([[5, 2], [0, 7]], dtype=torch.int32)
+        length, position = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([3, 1])
+        dx.paged_kv_append(
+            *(k, v, *caches),
+            page_table=table,
+            kv_len=length,
+            cu_seqlens=torch.tensor([0, 2, 6], dtype=torch.int32),
+            rope=dx.Rope(10000.0),
+            backend=backend,
+        )
+        emitted = torch.tensor([1, 4], dtype=torch.int32)
+        dx.paged_kv_commit(length, position, num_emitted=emitted, backend=backend)
+        results.append((*caches, length, position))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
 #: family -> name -> case. The first ones of a family are the quickest.
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "confidence": {"confidence": confidence},
+    "paged_kv": {"append-commit": paged_kv},
+    "prefix_scheduler": {
+        "causal": prefix_schedule("causal", 5, 4),
+        "two-phase": prefix_schedule("two_phase", 33, 7),
+        "threshold": prefix_schedule("threshold", 7, 5),
+        "off": prefix_schedule("off", 7, 5),
+        "causal-large": prefix_schedule("causal", 40, 16),
+    },
     "markov_loop": {
         "f32": markov_loop(torch.float32, rank=7),
         "bf16": markov_loop(torch.bfloat16),
