@@ -22,6 +22,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kMaxRows = 512;     // requests of one launch
 constexpr int kMaxGrid = 256;     // CTAs of one launch
 constexpr int kPairsPerWarp = 8;  // (segment, request) pairs of a tile that one warp finishes
+// Requests of a tile of tensor cores: one of the two. 64 would need 64 accumulators, and registers
+// for U besides.
+constexpr int32_t kMinMmaGroup = 8, kMaxMmaGroup = 32;
 constexpr int kMaxPairs = kPairsPerWarp * kWarps;
 // Floats between two pairs in shared memory: 128 and 4, so that the accumulators of an mma, eight
 // ids of four pairs at a time, fall into 32 different banks.

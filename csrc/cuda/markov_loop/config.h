@@ -15,7 +15,6 @@ namespace dspark::cuda::markov {
 
 constexpr int32_t kMinRing = 4;  // slots that stream: 48 KB in flight while one is in use
 constexpr int32_t kMaxMmaRank = 512;
-constexpr int32_t kMaxMmaGroup = 32;  // 64 would need 64 accumulators, and registers for U besides
 
 inline int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
@@ -131,9 +130,9 @@ inline bool mma_config(Config& c, const Params& p, const prim::DeviceLimits& dev
   // bfloat16 has fewer bits than one part of either type.
   c.parts = c.plain || (vanilla && p.w1_dtype == DSPARK_BF16) ? 1 : 3;
   if (int8) c.parts = 2;
-  int32_t group = kMaxMmaGroup;
-  while (group > 8 && group / 2 >= rows_of(p)) group /= 2;
-  for (; group >= 8; group /= 2) {
+  // Two sizes of tile: between them the padding is products, and W2's bytes decide the time.
+  for (const int32_t group : {kMaxMmaGroup, kMinMmaGroup}) {
+    if (group > kMinMmaGroup && rows_of(p) <= kMinMmaGroup) continue;
     if (fit_mma(c, p, group, device.shared_bytes_per_block)) return true;
   }
   return false;

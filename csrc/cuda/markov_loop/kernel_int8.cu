@@ -8,8 +8,8 @@ namespace dspark::cuda::markov {
 
 Kernel int8_kernel(const Config& c) {
   if (c.source == Source::kInt) return markov_loop_kernel<IntSource>;
-  if (c.group == 8) return markov_loop_kernel<ImmaSource<8>>;
-  return c.group == 16 ? markov_loop_kernel<ImmaSource<16>> : markov_loop_kernel<ImmaSource<32>>;
+  return c.group == kMinMmaGroup ? markov_loop_kernel<ImmaSource<kMinMmaGroup>>
+                                 : markov_loop_kernel<ImmaSource<kMaxMmaGroup>>;
 }
 
 }  // namespace dspark::cuda::markov

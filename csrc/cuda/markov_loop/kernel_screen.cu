@@ -6,9 +6,8 @@
 namespace dspark::cuda::markov {
 
 Kernel screen_kernel(const Config& c) {
-  if (c.group == 8) return markov_loop_kernel<ScreenSource<8>>;
-  return c.group == 16 ? markov_loop_kernel<ScreenSource<16>>
-                       : markov_loop_kernel<ScreenSource<32>>;
+  return c.group == kMinMmaGroup ? markov_loop_kernel<ScreenSource<kMinMmaGroup>>
+                                 : markov_loop_kernel<ScreenSource<kMaxMmaGroup>>;
 }
 
 }  // namespace dspark::cuda::markov

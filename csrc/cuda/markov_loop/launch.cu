@@ -58,9 +58,8 @@ markov::Kernel kernel_of(const Args& args) {
   if (c.source == Source::kWgmma) return wgmma_kernel(c, args.p.w2_dtype);
   if (c.source == Source::kScreen) return screen_kernel(c);
   if (c.source == Source::kInt || c.source == Source::kImma) return int8_kernel(c);
-  if (c.group == 8) return markov_loop_kernel<MmaSource<8>>;
-  if (c.group == 16) return markov_loop_kernel<MmaSource<16>>;
-  return markov_loop_kernel<MmaSource<32>>;
+  return c.group == kMinMmaGroup ? markov_loop_kernel<MmaSource<kMinMmaGroup>>
+                                 : markov_loop_kernel<MmaSource<kMaxMmaGroup>>;
 }
 
 dspark_status launch_phase(Args args, uint32_t phases, int32_t first, int32_t last, void* stream) {
