@@ -74,6 +74,7 @@ def run(family: str, params: Any) -> None:
     start = -memory.ctypes.data % 256
     workspace = memory[start : start + needed]
     if _C.simt_checks():
+        _C.simt_forget()  # what somebody else told the library
         _register(params, workspace)
     try:
         getattr(_C, family)(_C.SIMT, params, workspace.ctypes.data, needed, 0)

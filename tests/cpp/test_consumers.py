@@ -77,8 +77,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         pytest.skip("no nvcc on this machine or in this environment")
     prefix = tmp_path_factory.mktemp(f"prefix {kind}")  # a blank in the path
     options = [f"-DDSPARK_CUDA={kind}", f"-DPython_EXECUTABLE={sys.executable}"]
-    # One architecture: the whole list is compiled for the wheel.
-    options += ["-DDSPARK_ARCHS=90a-real"] if cuda else []
+    # PTX alone, which is most of the compiler's work less: the wheel has the whole list.
+    options += ["-DDSPARK_ARCHS=80-virtual"] if cuda else []
     build_and_install(prefix, options, f"consumer-{kind}")
     if cuda:
         (prefix / "WITH_CUDA").touch()

@@ -75,7 +75,7 @@ def run(library: Any, name: str, right: bool) -> tuple[str, np.ndarray]:
     status = library.dspark_simt_case(
         name.encode(), int(right), data.ctypes.data, words.ctypes.data
     )
-    assert status.code in (0, 3)
+    assert status.code in (0, 2, 3)  # 2: a cooperative launch that does not fit
     return status.message.decode(), data
 
 
