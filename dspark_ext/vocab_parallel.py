@@ -161,6 +161,8 @@ class ShardedVerification:
     """One rank's side of a verification: `scan`, exchange, `draw`, exchange, `finish`.
 
     The arguments are those of :func:`dspark_ext.rejection_sample`, with the shard's own columns.
+    They are taken as they are: whoever splits the vocabulary has checked them (lengths inside their
+    rows, ascending lists of a top-M law), since the others would wait for a rank that refuses.
 
     Parameters
     ----------

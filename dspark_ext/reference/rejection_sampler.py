@@ -118,7 +118,8 @@ def _histories(
         counts[r, anchor[r]] += 1
     prompt = np.zeros((requests, vocab), bool)
     if given["prompt_mask"] is not None:
-        prompt[:] = [unpack_mask(row, vocab) for row in np.asarray(given["prompt_mask"])]
+        for r, row in enumerate(np.asarray(given["prompt_mask"])):
+            prompt[r] = unpack_mask(row, vocab)
     return [
         History(factor[r], presence[r], frequency[r], counts[r], prompt[r], int(least[r]))
         for r in range(requests)
