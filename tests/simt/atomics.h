@@ -68,6 +68,6 @@ T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T
   return old;
 }
 
-inline void __threadfence() { dspark::simt::fence(); }
+inline void __threadfence(DSPARK_SIMT_SITE) { dspark::simt::fence(site); }
 
 #endif  // DSPARK_TESTS_SIMT_ATOMICS_H_

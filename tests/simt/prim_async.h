@@ -14,8 +14,8 @@ inline void cp_async_16(void* shared, const void* global, int src_bytes = 16, DS
 }
 inline void cp_async_commit() { simt::commit_async_copies(); }
 template <int kPending>
-inline void cp_async_wait() {
-  simt::wait_async_copies(kPending);
+inline void cp_async_wait(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("cp_async_wait", site)) simt::wait_async_copies(kPending);
 }
 
 }  // namespace dspark::prim

@@ -9,10 +9,10 @@
 namespace dspark::prim {
 
 inline void barrier_sync(int id, int threads, DSPARK_SIMT_SITE) {
-  simt::named_barrier(id, threads, true, site);
+  if (!simt::left_out("barrier_sync", site)) simt::named_barrier(id, threads, true, site);
 }
 inline void barrier_arrive(int id, int threads, DSPARK_SIMT_SITE) {
-  simt::named_barrier(id, threads, false, site);
+  if (!simt::left_out("barrier_arrive", site)) simt::named_barrier(id, threads, false, site);
 }
 
 }  // namespace dspark::prim

@@ -30,7 +30,9 @@ inline void tensor_load_2d(void* shared, const TensorMap& map, uint64_t* barrier
                            int32_t y, CacheHint, DSPARK_SIMT_SITE) {
   simt::tensor_load_2d(shared, map, barrier, x, y, site);
 }
-inline void fence_proxy_async() { simt::proxy_fence(); }
+inline void fence_proxy_async(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("fence_proxy_async", site)) simt::proxy_fence();
+}
 
 }  // namespace dspark::prim
 

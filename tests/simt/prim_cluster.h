@@ -19,8 +19,12 @@ namespace dspark::prim {
 
 inline uint32_t cluster_size() { return simt::cluster_size(); }
 inline uint32_t cluster_rank() { return blockIdx.x % simt::cluster_size(); }
-inline void cluster_arrive(DSPARK_SIMT_SITE) { simt::cluster_arrive(site); }
-inline void cluster_wait(DSPARK_SIMT_SITE) { simt::cluster_wait(site); }
+inline void cluster_arrive(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("cluster_arrive", site)) simt::cluster_arrive(site);
+}
+inline void cluster_wait(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("cluster_wait", site)) simt::cluster_wait(site);
+}
 template <class T>
 T* map_shared(T* own, uint32_t rank, DSPARK_SIMT_SITE) {
   return static_cast<T*>(simt::map_shared(own, rank, site));

@@ -21,18 +21,20 @@ namespace dspark::prim {
 inline void mbarrier_init(uint64_t* barrier, uint32_t count, DSPARK_SIMT_SITE) {
   simt::mbarrier_init(barrier, count, site);
 }
-inline void mbarrier_init_fence() { simt::mbarrier_init_fence(); }
+inline void mbarrier_init_fence(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("mbarrier_init_fence", site)) simt::mbarrier_init_fence();
+}
 inline void mbarrier_invalidate(uint64_t* barrier, DSPARK_SIMT_SITE) {
   simt::mbarrier_invalidate(barrier, site);
 }
 inline void mbarrier_arrive(uint64_t* barrier, DSPARK_SIMT_SITE) {
-  simt::mbarrier_arrive(barrier, 0, site);
+  if (!simt::left_out("mbarrier_arrive", site)) simt::mbarrier_arrive(barrier, 0, site);
 }
 inline void mbarrier_expect(uint64_t* barrier, uint32_t bytes, DSPARK_SIMT_SITE) {
   simt::mbarrier_arrive(barrier, bytes, site);
 }
 inline void mbarrier_wait(uint64_t* barrier, uint32_t parity, DSPARK_SIMT_SITE) {
-  simt::mbarrier_wait(barrier, parity, site);
+  if (!simt::left_out("mbarrier_wait", site)) simt::mbarrier_wait(barrier, parity, site);
 }
 
 }  // namespace dspark::prim

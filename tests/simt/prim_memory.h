@@ -17,32 +17,38 @@ T atomic_load(const T* p, simt::Order order, simt::Site site) {
   return value;
 }
 
+inline simt::Order order(const char* name, simt::Order wanted, simt::Site site) {
+  return simt::left_out(name, site) ? simt::Order::kRelaxed : wanted;
+}
+
 }  // namespace detail
 
-#define DSPARK_SIMT_WORD(T)                                           \
-  inline T ld_acquire(const T* p, DSPARK_SIMT_SITE) {                 \
-    return detail::atomic_load(p, simt::Order::kAcquire, site);       \
-  }                                                                   \
-  inline T ld_relaxed(const T* p, DSPARK_SIMT_SITE) {                 \
-    return detail::atomic_load(p, simt::Order::kRelaxed, site);       \
-  }                                                                   \
-  inline void st_release(T* p, T v, DSPARK_SIMT_SITE) {               \
-    simt::atomic_store(p, &v, sizeof v, simt::Order::kRelease, site); \
-  }                                                                   \
-  inline void st_relaxed(T* p, T v, DSPARK_SIMT_SITE) {               \
-    simt::atomic_store(p, &v, sizeof v, simt::Order::kRelaxed, site); \
+#define DSPARK_SIMT_WORD(T)                                                                        \
+  inline T ld_acquire(const T* p, DSPARK_SIMT_SITE) {                                              \
+    return detail::atomic_load(p, detail::order("ld_acquire", simt::Order::kAcquire, site), site); \
+  }                                                                                                \
+  inline T ld_relaxed(const T* p, DSPARK_SIMT_SITE) {                                              \
+    return detail::atomic_load(p, simt::Order::kRelaxed, site);                                    \
+  }                                                                                                \
+  inline void st_release(T* p, T v, DSPARK_SIMT_SITE) {                                            \
+    simt::atomic_store(p, &v, sizeof v, detail::order("st_release", simt::Order::kRelease, site),  \
+                       site);                                                                      \
+  }                                                                                                \
+  inline void st_relaxed(T* p, T v, DSPARK_SIMT_SITE) {                                            \
+    simt::atomic_store(p, &v, sizeof v, simt::Order::kRelaxed, site);                              \
   }
 DSPARK_SIMT_WORD(uint32_t)
 DSPARK_SIMT_WORD(uint64_t)
 #undef DSPARK_SIMT_WORD
 
 inline void red_release_add(uint32_t* p, uint32_t v, DSPARK_SIMT_SITE) {
-  simt::atomic<uint32_t, simt::Add>(p, v, simt::Order::kRelease, site);
+  simt::atomic<uint32_t, simt::Add>(
+      p, v, detail::order("red_release_add", simt::Order::kRelease, site), site);
 }
 inline void red_max(uint64_t* p, uint64_t v, DSPARK_SIMT_SITE) {
   simt::atomic<uint64_t, simt::Maximum>(p, v, simt::Order::kRelaxed, site);
 }
-inline void fence_gpu() { simt::fence(); }
+inline void fence_gpu(DSPARK_SIMT_SITE) { simt::fence(site); }
 inline void prefetch_l2(const void*) {}
 
 template <class T>

@@ -31,11 +31,13 @@ uint64_t wgmma_descriptor(const void* tile, Site site);
 
 namespace dspark::prim {
 
-inline void wgmma_fence() { simt::wgmma_fence(); }
+inline void wgmma_fence(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("wgmma_fence", site)) simt::wgmma_fence();
+}
 inline void wgmma_commit() { simt::wgmma_commit(); }
 template <int kPending>
 void wgmma_wait(DSPARK_SIMT_SITE) {
-  simt::wgmma_wait(kPending, site);
+  if (!simt::left_out("wgmma_wait", site)) simt::wgmma_wait(kPending, site);
 }
 template <class T, int kCount>
 void wgmma_hold(T (&d)[kCount], DSPARK_SIMT_SITE) {

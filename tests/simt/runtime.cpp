@@ -8,15 +8,40 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <set>
+#include <string>
+
 #include "simt/block.h"
 #include "simt/checker.h"
 #include "simt/grid.h"
+#include "simt/memory_map.h"
 
 namespace dspark::simt {
 
 Thread* self() { return context.fiber; }
 
 Site last_site() { return context.fiber->site; }
+
+namespace {
+
+/// What dspark_simt_leave_out() named; nothing while `last` is 0.
+struct Omission {
+  std::string name, file;
+  unsigned first = 0, last = 0;
+} omission;
+
+/// "name file line" of what was asked for, while that is recorded.
+std::set<std::string> recorded;
+bool recording = false;
+
+}  // namespace
+
+bool left_out(const char* name, Site site) {
+  if (recording) recorded.insert(std::string(name) + " " + place(site));
+  if (omission.last == 0) return false;
+  return site.line() >= omission.first && site.line() <= omission.last && omission.name == name &&
+         omission.file == tidy(site.file_name());
+}
 
 void fail(Site site, const char* format, ...) {
   char text[768];
@@ -151,7 +176,9 @@ void atomic_update(void* address, void* old, size_t bytes, Update update, const 
   block.maybe_yield();
 }
 
-void fence() { check::fence(); }
+void fence(Site site) {
+  if (!left_out("fence_gpu", site)) check::fence();
+}
 
 // ---- asynchronous work
 // ----------------------------------------------------------------------------
@@ -221,3 +248,22 @@ unsigned cluster_blocks() {
 }
 
 }  // namespace dspark::simt
+
+DSPARK_API void dspark_simt_leave_out(const char* name, const char* file, unsigned first,
+                                      unsigned last) {
+  auto& omission = dspark::simt::omission;
+  omission.name = name;
+  omission.file = file;
+  omission.first = first;
+  omission.last = last;
+}
+
+DSPARK_API const char* dspark_simt_record(int on) {
+  using namespace dspark::simt;
+  static std::string text;
+  text.clear();
+  for (const std::string& entry : recorded) text += entry + "\n";
+  recorded.clear();
+  recording = on != 0;
+  return text.c_str();
+}

@@ -50,6 +50,9 @@ void* shared_pointer(uint32_t offset);
 /// The same shared variable in another block of this launch that is running. An error if it is not.
 void* peer_shared(void* own, unsigned block, Site site = Site::current());
 
+/// For mutation.py: whether the operation `name` at this place is to be left out, or made weaker.
+bool left_out(const char* name, Site site);
+
 // ---- barriers and warps -------------------------------------------------------------------------
 
 enum class Vote { kNone, kOr, kAnd, kCount };
@@ -88,7 +91,7 @@ using Update = void (*)(void* value, const void* operand);
 void atomic_update(void* address, void* old, size_t bytes, Update update, const void* operand,
                    Order order, Site site);
 /// An acquire and release fence of the whole GPU.
-void fence();
+void fence(Site site);
 
 // ---- asynchronous work --------------------------------------------------------------------------
 

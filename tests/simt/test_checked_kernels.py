@@ -171,34 +171,40 @@ def prefix_schedule(mode: str, requests: int, gamma: int) -> Callable[[], None]:
     return run
 
 
-def paged_kv() -> None:
-    """Six tokens of two requests over page boundaries, rotated, then the commit."""
-    rng = np.random.default_rng(5)
-    k, v = (torch.from_numpy(rng.normal(0, 1, (6, 2, 16))).float() for _ in "kv")
-    results = []
-    for backend in ("cpu", "simt"):
-        caches = [torch.full((8, 4, 2, 16), 7.0).bfloat16() for _ in "kv"]
-        table = torch.tensor([[5, 2], [0, 7]], dtype=torch.int32)
-        length, position = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([3, 1])
-        dx.paged_kv_append(
-            *(k, v, *caches),
-            page_table=table,
-            kv_len=length,
-            cu_seqlens=torch.tensor([0, 2, 6], dtype=torch.int32),
-            rope=dx.Rope(10000.0),
-            backend=backend,
-        )
-        emitted = torch.tensor([1, 4], dtype=torch.int32)
-        dx.paged_kv_commit(length, position, num_emitted=emitted, backend=backend)
-        results.append((*caches, length, position))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
+def paged_kv(requests: int, tokens: int) -> Callable[[], None]:
+    """Some tokens of each request over a page boundary, rotated, then the commit."""
+
+    def run() -> None:
+        rng = np.random.default_rng(5)
+        k, v = (torch.from_numpy(rng.normal(0, 1, (requests * tokens, 2, 8))).float() for _ in "kv")
+        table = torch.from_numpy(rng.permutation(3 * requests).astype(np.int32)).view(requests, 3)
+        cu_seqlens = torch.arange(requests + 1, dtype=torch.int32) * tokens
+        results = []
+        for backend in ("cpu", "simt"):
+            caches = [torch.full((3 * requests, 4, 2, 8), 7.0).bfloat16() for _ in "kv"]
+            length = torch.full((requests,), 3, dtype=torch.int32)
+            position = length.long()
+            dx.paged_kv_append(
+                *(k, v, *caches),
+                page_table=table,
+                kv_len=length,
+                cu_seqlens=cu_seqlens,
+                rope=dx.Rope(10000.0),
+                backend=backend,
+            )
+            emitted = torch.arange(requests, dtype=torch.int32) % (tokens + 1)
+            dx.paged_kv_commit(length, position, num_emitted=emitted, backend=backend)
+            results.append((*caches, length, position))
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+    return run
 
 
 #: family -> name -> case. The first ones of a family are the quickest.
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "confidence": {"confidence": confidence},
-    "paged_kv": {"append-commit": paged_kv},
+    "paged_kv": {"one-token-a-block": paged_kv(2, 3), "several": paged_kv(300, 5)},
     "prefix_scheduler": {
         "causal": prefix_schedule("causal", 5, 4),
         "two-phase": prefix_schedule("two_phase", 33, 7),

@@ -105,6 +105,7 @@ using dspark_simt_site = dspark::simt::Site;
 #define DSPARK_SIMT_SITE dspark_simt_site site = dspark_simt_site::current()
 
 inline void __syncthreads(DSPARK_SIMT_SITE) {
+  if (dspark::simt::left_out("__syncthreads", site)) return;
   dspark::simt::block_barrier(dspark::simt::Vote::kNone, 0, site);
 }
 inline int __syncthreads_or(int predicate, DSPARK_SIMT_SITE) {
@@ -117,6 +118,7 @@ inline int __syncthreads_count(int predicate, DSPARK_SIMT_SITE) {
   return dspark::simt::block_barrier(dspark::simt::Vote::kCount, predicate, site);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, DSPARK_SIMT_SITE) {
+  if (dspark::simt::left_out("__syncwarp", site)) return;
   dspark::simt::warp_collective(
       mask, [](dspark::simt::Thread* const*, unsigned) {}, "__syncwarp", site, true);
 }
