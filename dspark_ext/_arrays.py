@@ -134,6 +134,21 @@ def _describe(x: Any) -> str:
     return f"{type(x).__name__} {x!r}"[:80]
 
 
+def is_integer(x: Any) -> bool:
+    """Whether a scalar argument is a whole number; a truth value is none."""
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def shape_of(x: Any) -> tuple[int, ...] | None:
+    """Shape of an array or of nested sequences; ``None`` where NumPy finds none (ragged lists)."""
+    if hasattr(x, "shape"):
+        return tuple(x.shape)
+    try:
+        return np.shape(x)
+    except (TypeError, ValueError):
+        return None
+
+
 def _format_shape(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
 
@@ -170,6 +185,11 @@ class Checker:
         if not condition:
             self.fail(name, got if isinstance(got, str) else _describe(got), expected)
         return condition
+
+    def choice(self, name: str, x: Any, options: Sequence[str]) -> bool:
+        """Record a problem unless ``x`` is one of the words; return whether it is."""
+        known = isinstance(x, str) and x in options
+        return self.require(known, name, repr(x)[:80], " | ".join(options))
 
     def done(self) -> None:
         """Raise one error that lists everything recorded."""

@@ -47,8 +47,8 @@ def resolve(check: Checker, backend: str | None) -> str:
     device = "cpu" if check.like is None else device_name(check.like)
     if backend is None:
         backend = "cuda" if device.startswith("cuda") else "cpu"
-    if backend not in BACKENDS:
-        check.fail("backend", repr(backend), "None, 'cpu', 'cuda', 'reference' or 'simt'")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        check.fail("backend", repr(backend)[:80], "None, 'cpu', 'cuda', 'reference' or 'simt'")
     elif backend in ("cpu", "reference", "simt") and device != "cpu":
         check.fail("backend", f"{backend!r} with arrays on {device}", "arrays on the CPU")
     elif backend == "cuda" and not device.startswith("cuda"):
@@ -56,7 +56,7 @@ def resolve(check: Checker, backend: str | None) -> str:
     elif backend == "simt" and not _simt.load():
         built = "a source tree in which `make simt` has run, or its library named by DSPARK_SIMT"
         check.fail("backend", "'simt'", built)
-    return backend
+    return str(backend)
 
 
 def device_code(backend: str) -> int:

@@ -143,7 +143,7 @@ class Scheduler:
         probe_every: int = 16,
     ) -> None:
         check = Checker("Scheduler")
-        check.require(mode in MODES, "mode", repr(mode), " or ".join(map(repr, MODES)))
+        check.choice("mode", mode, MODES)
         if mode in ("causal", "two_phase"):
             check.require(bool(cost), "cost", repr(cost), f"a CostTable for mode {mode!r}")
         if mode == "fixed":

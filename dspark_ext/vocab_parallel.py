@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext._arrays import dtype_name, to_numpy
+from dspark_ext._shard_arguments import check_call, check_shard, orderly
 from dspark_ext.reference._arguments import active_mask, legal_temperature, per_request
 from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET
 from dspark_ext.reference.philox import Kind, uniform53
@@ -50,9 +51,14 @@ class Shard:
     Attributes
     ----------
     sizes : tuple of int
-        Ids of every rank, in order; equal on all ranks.
+        Ids of every rank, at least one each, in order; equal on all ranks.
     rank : int
         Whose shard this is.
+
+    Raises
+    ------
+    ArgumentError
+        A rank without ids, or one that is not there.
 
     Examples
     --------
@@ -63,6 +69,9 @@ class Shard:
 
     sizes: tuple[int, ...]
     rank: int
+
+    def __post_init__(self) -> None:
+        check_shard(self.sizes, self.rank)
 
     @property
     def first_id(self) -> int:
@@ -127,8 +136,9 @@ class _Row:
     """A row as all ranks know it after the first exchange; pairs are (id, unprocessed logit)."""
 
     top: float
-    lse: float
-    raw_lse: float
+    log_mass: float  # log of the sum of exp((z - top) / T); apart from top, which may be huge
+    raw_top: float
+    raw_log_mass: float
     best: tuple[int, float]
     lowest: tuple[int, float]
 
@@ -136,10 +146,18 @@ class _Row:
     def empty(self) -> bool:
         return self.top == -np.inf
 
+    def log_prob(self, z: Any, temperature: float) -> Any:
+        """Log p of processed logits."""
+        return (z - self.top) / (temperature or 1.0) - self.log_mass
+
+    def raw_log_prob(self, x: float) -> float:
+        """Log-probability of an unprocessed logit at T = 1."""
+        return -np.inf if x == -np.inf else (x - self.raw_top) - self.raw_log_mass
+
     def fallback(self) -> tuple[int, tuple[float, float]]:
         """Token of a row without mass, and its log-probabilities."""
         token, raw = self.lowest
-        return token, (-np.inf, -np.inf if raw == -np.inf else raw - self.raw_lse)
+        return token, (-np.inf, self.raw_log_prob(raw))
 
 
 @dataclass
@@ -161,8 +179,7 @@ class ShardedVerification:
     """One rank's side of a verification: `scan`, exchange, `draw`, exchange, `finish`.
 
     The arguments are those of :func:`dspark_ext.rejection_sample`, with the shard's own columns.
-    They are taken as they are: whoever splits the vocabulary has checked them (lengths inside their
-    rows, ascending lists of a top-M law), since the others would wait for a rank that refuses.
+    All ranks get the same per-request ones, so all of them refuse the same call.
 
     Parameters
     ----------
@@ -186,6 +203,9 @@ max_new_tokens, active
 
     Raises
     ------
+    ArgumentError
+        Lists every argument whose shape, dtype or value is wrong: also a request whose rows do not
+        hold its drafts, which ``rejection_sample`` reports as a status bit.
     NotImplementedError
         For another rule. Truncations need a third exchange and are not arguments here.
 
@@ -212,10 +232,12 @@ max_new_tokens, active
         stop_ids: Sequence[int] = (), max_new_tokens: ArrayLike | None = None,
         active: ArrayLike | None = None,
     ) -> None:  # fmt: skip
-        if rule not in _RULES:
+        given = {k: v for k, v in locals().items() if k not in ("self", "shard", "rule")}
+        if not isinstance(rule, str) or rule not in _RULES:
             raise NotImplementedError(
                 f"ShardedVerification: rule={rule!r}: a split vocabulary serves {sorted(_RULES)}"
             )
+        check_call(given, shard.size)
         self.shard, self.rule = shard, rule
         self.dtype = _DTYPES[dtype_name(target_logits)]
         self.logits = to_numpy(target_logits)
@@ -235,6 +257,7 @@ max_new_tokens, active
         self.law_dtype: DType = "f32"
         self.columns: Any = None
         self.listed: Any = None
+        self.orderly: Any = None
         self._read_law(draft_logits, support_ids, support_logits)
         self.stops = frozenset(stop_ids)
         self.cap = per_request(max_new_tokens, self.requests, 1 << 30, np.int64)
@@ -252,7 +275,7 @@ max_new_tokens, active
             self.columns = to_numpy(full)
             return
         listed, logits = to_numpy(ids), to_numpy(values)
-        self.listed = listed
+        self.listed, self.orderly = listed, orderly(listed, self.shard.vocab)
         self.columns = np.full((self.requests, self.gamma, self.shard.size), -np.inf)
         place = listed - self.shard.first_id
         mine = (listed >= 0) & (place >= 0) & (place < self.shard.size)
@@ -370,7 +393,8 @@ max_new_tokens, active
         """Factor of the residual on this rank's ids: -expm1(min(0, log q - log p))."""
         i, t = walk.last, float(self.temperature[r])
         support = row.law.support
-        log_p = np.where(support, row.z / t - self._rows[int(self.first[r]) + i].lse, 0.0)
+        known = self._rows[int(self.first[r]) + i]
+        log_p = np.where(support, known.log_prob(np.where(support, row.z, known.top), t), 0.0)
         factor: F64 = -np.expm1(np.minimum(0.0, np.where(support, self._log_q(r, i) - log_p, 0)))
         return factor
 
@@ -385,14 +409,15 @@ max_new_tokens, active
     def _combine(self, at: int, t: float, scans: Sequence[ShardScan]) -> _Row:
         """A row's numbers from every rank's, summed in the order of the ranks."""
 
-        def lse(tops: list[float], masses: list[float], t: float) -> float:
+        def log_mass(tops: list[float], masses: list[float], t: float) -> float:
             top = max(tops)
             if top == -np.inf:
                 return -np.inf
             shares = (m * np.exp((x - top) / t) for x, m in zip(tops, masses, strict=True))
-            return float(top / t + np.log(sum(shares)))
+            return float(np.log(sum(shares)))
 
         tops = [float(s.top[at]) for s in scans]
+        raw_tops = [float(s.raw_top[at]) for s in scans]
         lowest = [s for s in scans if s.lowest[at] >= 0]
         if lowest:
             fallback = int(lowest[0].lowest[at]), float(lowest[0].raw_lowest[at])
@@ -401,8 +426,9 @@ max_new_tokens, active
         winner = int(np.argmax(tops))  # the first of equals holds the lowest id
         row = _Row(
             max(tops),
-            lse(tops, [float(s.mass[at]) for s in scans], t or 1.0),
-            lse([float(s.raw_top[at]) for s in scans], [float(s.raw_mass[at]) for s in scans], 1.0),
+            log_mass(tops, [float(s.mass[at]) for s in scans], t or 1.0),
+            max(raw_tops),
+            log_mass(raw_tops, [float(s.raw_mass[at]) for s in scans], 1.0),
             (int(scans[winner].best[at]), float(scans[winner].raw_best[at])),
             fallback,
         )
@@ -440,7 +466,7 @@ max_new_tokens, active
                 if logits is None:
                     return
                 token, accepted = draft, True
-                log_p = logits[0] / t - row.lse, logits[1] - row.raw_lse
+                log_p = row.log_prob(logits[0], t), row.raw_log_prob(logits[1])
             if draft >= 0:
                 self._flag(r, walk, i, accepted)
             if self._emit(r, walk, token, log_p) or not accepted:
@@ -458,11 +484,11 @@ max_new_tokens, active
         if row.empty:
             return row.fallback()
         if t == 0:
-            return row.best[0], (row.top - row.lse, row.best[1] - row.raw_lse)
+            return row.best[0], (row.log_prob(row.top, t), row.raw_log_prob(row.best[1]))
         s = scans[int(np.argmax([int(s.key[at]) for s in scans]))]
         return int(s.token[at]), (
-            float(s.logit[at]) / t - row.lse,
-            float(s.raw_logit[at]) - row.raw_lse,
+            row.log_prob(float(s.logit[at]), t),
+            row.raw_log_prob(float(s.raw_logit[at])),
         )
 
     def _coin(
@@ -479,6 +505,10 @@ max_new_tokens, active
         walk.last, walk.kinds = i, RESIDUAL
         if self.law[0] is not None and self.columns is not None:
             logit, lse = float(self.law[0][r, i]), float(self.law[1][r, i])
+            if self.listed is not None and not self.orderly[r, i]:
+                walk.status |= int(Status.BAD_DRAFT_ID | Status.FORCED_REJECT)
+                self._flag(r, walk, i, False)
+                return None
             nan = np.isnan(logit) or np.isnan(lse) or any(s.law_nan[at] for s in scans)
             if not nan and (logit == -np.inf or self._unlisted(r, i, draft)):
                 walk.status |= int(Status.BAD_DRAFT_ID)
@@ -495,7 +525,7 @@ max_new_tokens, active
             self._flag(r, walk, i, False)
             return None
         u = uniform53(int(self.seed[r]), int(self.position[r]) + i + 1, Kind.ACCEPT, i + 1)
-        if u * 2.0**-53 < np.exp(min(0.0, z / t - row.lse - log_q)):
+        if u * 2.0**-53 < np.exp(min(0.0, row.log_prob(z, t) - log_q)):
             walk.last = -1
             return z, raw
         walk.rejected = draft
@@ -548,6 +578,6 @@ max_new_tokens, active
             self._emit(r, walk, *row.fallback())
             return
         d = draws[winner]
-        log_p = float(d.logit[r, column]) / t - row.lse
-        raw = float(d.raw_logit[r, column]) - row.raw_lse
+        log_p = row.log_prob(float(d.logit[r, column]), t)
+        raw = row.raw_log_prob(float(d.raw_logit[r, column]))
         self._emit(r, walk, int(d.token[r, column]), (log_p, raw))

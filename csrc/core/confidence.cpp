@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/confidence.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 
 namespace {
@@ -19,16 +19,7 @@ void check(dspark::Problems& problems, const dspark_confidence_params* p) {
   dspark::check_pointer(problems, "status", p->status);
 }
 
-dspark_status workspace_bytes(dspark_device device, const dspark_confidence_params& p,
-                              size_t* bytes) {
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::confidence_workspace(p, bytes);
-#else
-  (void)device;
-#endif
-  *bytes = dspark::cpu::confidence_workspace(p);
-  return dspark::ok_status();
-}
+constexpr dspark::Backends<dspark_confidence_params> kBackends = DSPARK_BACKENDS(confidence);
 
 }  // namespace
 
@@ -38,10 +29,7 @@ dspark_status dspark_confidence_workspace(dspark_device device,
                                           const dspark_confidence_params* params, size_t* bytes) {
   dspark::Problems problems("dspark_confidence_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
-  dspark::check_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (!problems.none()) return problems.status();
-  return workspace_bytes(device, *params, bytes);
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_confidence(dspark_device device, const dspark_confidence_params* params,
@@ -49,20 +37,7 @@ dspark_status dspark_confidence(dspark_device device, const dspark_confidence_pa
   dspark::Problems problems("dspark_confidence");
   if (!dspark::check_header(problems, params)) return problems.status();
   check(problems, params);
-  dspark::check_device(problems, device);
-  if (!problems.none()) return problems.status();
-  size_t needed = 0;
-  const dspark_status sized = workspace_bytes(device, *params, &needed);
-  if (sized.code != DSPARK_OK) return sized;
-  dspark::check_workspace(problems, workspace, needed);
-  if (!problems.none()) return problems.status();
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::confidence(*params, workspace.data, stream);
-#else
-  (void)stream;
-#endif
-  dspark::cpu::confidence(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 }  // extern "C"

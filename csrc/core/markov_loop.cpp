@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/markov_loop.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 #include "core/sampler.h"
 
@@ -108,15 +108,7 @@ void check(dspark::Problems& problems, const Params& p) {
                  static_cast<long long>(p.logits_slot_stride), p.draft_vocab_size);
 }
 
-dspark_status workspace_bytes(dspark_device device, const Params& p, size_t* bytes) {
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::markov_loop_workspace(p, bytes);
-#else
-  (void)device;
-#endif
-  *bytes = dspark::cpu::markov_loop_workspace(p);
-  return dspark::ok_status();
-}
+constexpr dspark::Backends<Params> kBackends = DSPARK_BACKENDS(markov_loop);
 
 }  // namespace
 
@@ -127,10 +119,7 @@ dspark_status dspark_markov_loop_workspace(dspark_device device, const Params* p
   dspark::Problems problems("dspark_markov_loop_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (!problems.none()) return problems.status();
-  return workspace_bytes(device, *params, bytes);
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_markov_loop(dspark_device device, const Params* params,
@@ -139,20 +128,7 @@ dspark_status dspark_markov_loop(dspark_device device, const Params* params,
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
   check(problems, *params);
-  dspark::check_device(problems, device);
-  if (!problems.none()) return problems.status();
-  size_t needed = 0;
-  const dspark_status sized = workspace_bytes(device, *params, &needed);
-  if (sized.code != DSPARK_OK) return sized;
-  dspark::check_workspace(problems, workspace, needed);
-  if (!problems.none()) return problems.status();
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::markov_loop(*params, workspace.data, stream);
-#else
-  (void)stream;
-#endif
-  dspark::cpu::markov_loop(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 }  // extern "C"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/paged_kv.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 
 namespace {
@@ -36,16 +36,7 @@ void check_pointers(dspark::Problems& problems, const dspark_paged_kv_params* p)
   dspark::check_pointer(problems, "v_cache", p->v_cache);
 }
 
-dspark_status workspace_bytes(dspark_device device, const dspark_paged_kv_params& p,
-                              size_t* bytes) {
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::paged_kv_workspace(p, bytes);
-#else
-  (void)device;
-#endif
-  *bytes = dspark::cpu::paged_kv_workspace(p);
-  return dspark::ok_status();
-}
+constexpr dspark::Backends<dspark_paged_kv_params> kBackends = DSPARK_BACKENDS(paged_kv);
 
 }  // namespace
 
@@ -56,10 +47,7 @@ dspark_status dspark_paged_kv_workspace(dspark_device device, const dspark_paged
   dspark::Problems problems("dspark_paged_kv_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (!problems.none()) return problems.status();
-  return workspace_bytes(device, *params, bytes);
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_paged_kv(dspark_device device, const dspark_paged_kv_params* params,
@@ -68,20 +56,7 @@ dspark_status dspark_paged_kv(dspark_device device, const dspark_paged_kv_params
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
   check_pointers(problems, params);
-  dspark::check_device(problems, device);
-  if (!problems.none()) return problems.status();
-  size_t needed = 0;
-  const dspark_status sized = workspace_bytes(device, *params, &needed);
-  if (sized.code != DSPARK_OK) return sized;
-  dspark::check_workspace(problems, workspace, needed);
-  if (!problems.none()) return problems.status();
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::paged_kv(*params, workspace.data, stream);
-#else
-  (void)stream;
-#endif
-  dspark::cpu::paged_kv(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 dspark_status dspark_paged_kv_commit(dspark_device device,

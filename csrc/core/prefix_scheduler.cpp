@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/prefix_scheduler.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 #include "core/work_plan.h"
 
@@ -103,15 +103,7 @@ void check_outputs(dspark::Problems& problems, const Params& p) {
                  static_cast<long long>(needed));
 }
 
-dspark_status workspace_bytes(dspark_device device, const Params& p, size_t* bytes) {
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) return dspark::cuda::prefix_scheduler_workspace(p, bytes);
-#else
-  (void)device;
-#endif
-  *bytes = dspark::cpu::prefix_scheduler_workspace(p);
-  return dspark::ok_status();
-}
+constexpr dspark::Backends<Params> kBackends = DSPARK_BACKENDS(prefix_scheduler);
 
 }  // namespace
 
@@ -138,10 +130,7 @@ dspark_status dspark_prefix_scheduler_workspace(dspark_device device,
   dspark::Problems problems("dspark_prefix_scheduler_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (!problems.none()) return problems.status();
-  return workspace_bytes(device, *params, bytes);
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_prefix_scheduler(dspark_device device,
@@ -150,27 +139,12 @@ dspark_status dspark_prefix_scheduler(dspark_device device,
   dspark::Problems problems("dspark_prefix_scheduler");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, *params);
-  dspark::check_device(problems, device);
   if (problems.none()) {
     check_cost(problems, *params);
     check_mode(problems, *params);
     check_outputs(problems, *params);
   }
-  if (!problems.none()) return problems.status();
-  size_t needed = 0;
-  const dspark_status sized = workspace_bytes(device, *params, &needed);
-  if (sized.code != DSPARK_OK) return sized;
-  dspark::check_workspace(problems, workspace, needed);
-  if (!problems.none()) return problems.status();
-#ifdef DSPARK_WITH_CUDA
-  if (device == DSPARK_CUDA) {
-    return dspark::cuda::prefix_scheduler(*params, workspace.data, stream);
-  }
-#else
-  (void)stream;
-#endif
-  dspark::cpu::prefix_scheduler(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 }  // extern "C"

@@ -107,10 +107,13 @@ int32_t over_columns(const Lane& lane, int32_t columns, const Body& body) {
   });
 }
 
-// lse from a mass relative to the largest logit.
-double log_of(double mass, float top, double temperature) {
-  if (mass == 0.0) return static_cast<double>(kNegInf);
-  return static_cast<double>(top) / temperature + log_f64(mass);
+double log_of(double mass) { return mass == 0.0 ? static_cast<double>(kNegInf) : log_f64(mass); }
+
+// The law's normalisation from a mass relative to the lane's largest logit.
+void normalise(Lane& lane, double mass) {
+  lane.mass = mass;
+  lane.row.top = static_cast<double>(lane.top);
+  lane.row.log_mass = log_of(mass);
 }
 
 }  // namespace
@@ -131,13 +134,14 @@ void analyse(Lane& lane, const RowLaw& law) {
 
   const double temperature = static_cast<double>(law.temperature);
   const double mass = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
-  row.lse = log_of(mass, lane.top, temperature);
-  lane.mass = mass;
-  lane.raw_lse = row.lse;
+  normalise(lane, mass);
+  lane.raw_top = row.top;
+  lane.raw_log_mass = row.log_mass;
   if (raw_differs(law)) {
     float top;
     const double raw = loops.mass_sum(t.raw_max, t.raw_sum, lane.segments, 1.0, &top);
-    lane.raw_lse = log_of(raw, top, 1.0);
+    lane.raw_top = static_cast<double>(top);
+    lane.raw_log_mass = log_of(raw);
   }
   lane.empty = mass == 0.0;
   if (lane.empty || !truncated(law)) return;
@@ -146,8 +150,7 @@ void analyse(Lane& lane, const RowLaw& law) {
   over_segments(
       lane, [&](int32_t begin, int32_t end, int32_t) { loops.restrict_support(row, begin, end); });
   const double kept = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
-  row.lse = log_of(kept, lane.top, temperature);
-  lane.mass = kept;
+  normalise(lane, kept);
 }
 
 bool draft_has_nan(const Lane& lane, const DraftRow& draft) {
@@ -167,7 +170,9 @@ float logit_of(const Lane& lane, int32_t token) {
 }
 
 double log_prob(const Lane& lane, float z) {
-  return static_cast<double>(z) / static_cast<double>(lane.row.law.temperature) - lane.row.lse;
+  const RowView& row = lane.row;
+  return (static_cast<double>(z) - row.top) / static_cast<double>(row.law.temperature) -
+         row.log_mass;
 }
 
 double raw_log_prob(const Lane& lane, int32_t token) {
@@ -175,7 +180,7 @@ double raw_log_prob(const Lane& lane, int32_t token) {
   const float x = load_f32(law.logits, law.dtype, token);
   if (x != x || x == kNegInf) return static_cast<double>(kNegInf);
   const float largest = largest_finite(law.dtype);
-  return static_cast<double>(x > largest ? largest : x) - lane.raw_lse;
+  return (static_cast<double>(x > largest ? largest : x) - lane.raw_top) - lane.raw_log_mass;
 }
 
 int32_t argmax(const Lane& lane) {

@@ -95,7 +95,10 @@ struct DraftRow {
 struct RowView {
   RowLaw law;
   Cut cut;
-  double lse;  // over the support
+  // log p = (z - top) / T - log_mass. Apart, because a huge logit would swallow the mass: two ids
+  // at +inf have p = 1/2 each.
+  double top;       // largest logit of the support
+  double log_mass;  // log of the sum of exp((z - top) / T) over the support
   RowScratch scratch;
 };
 

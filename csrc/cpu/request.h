@@ -22,7 +22,8 @@ struct Lane {
   bool empty;      // no id has mass
   float top;       // largest processed logit
   double mass;     // sum of exp((z - top) / T) over the support
-  double raw_lse;  // of the unprocessed row at T = 1
+  double raw_top;  // of the unprocessed row at T = 1, as in RowView
+  double raw_log_mass;
 };
 
 /// Where the numbers of one draw come from. The inner kind is the segment kind + 1.

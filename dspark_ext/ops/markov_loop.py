@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import fields
 from typing import Any
@@ -10,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import FLOATS, Checker, View, is_torch, on_device, to_numpy, view
+from dspark_ext._arrays import (
+    FLOATS,
+    Checker,
+    View,
+    is_integer,
+    is_torch,
+    on_device,
+    shape_of,
+    to_numpy,
+    view,
+)
 from dspark_ext.results import Draft
 
 __all__ = ["markov_loop"]
@@ -50,17 +61,13 @@ class _Call:
         rows = 0 if self.w1 is None else self.w1.shape[0]
         self.vocab = rows
         if vocab_size is not None:
-            ok = isinstance(vocab_size, (int, np.integer)) and 1 <= int(vocab_size) <= rows
+            ok = is_integer(vocab_size) and 1 <= int(vocab_size) <= rows
             if check.require(ok, "vocab_size", str(vocab_size), f"1..{rows}, the rows of w1"):
                 self.vocab = int(vocab_size)
         self.d2t: View | None = None
         self.columns = self.vocab
         if draft_to_target is not None:
-            count = (
-                int(np.size(draft_to_target))
-                if not is_torch(draft_to_target)
-                else int(draft_to_target.numel())
-            )
+            count = math.prod(shape_of(draft_to_target) or (0,))
             self.d2t = check.per_request("draft_to_target", draft_to_target, count, "int32")
             self.columns = count
             expected = f"strictly increasing ids < V = {self.vocab}"
@@ -104,7 +111,7 @@ class _Call:
         if hidden is not None:
             v = check.array("hidden", hidden, ("R", "gamma", "d"))
             self.hidden = v if v is None or v.dtype == "float32" else _as_float32(v)
-        if not check.require(self.head in HEADS, "head", repr(self.head), " or ".join(HEADS)):
+        if not check.choice("head", self.head, HEADS):
             return
         d = self.check.sizes.get("d", 0)
         if self.head == "vanilla":
@@ -169,7 +176,7 @@ class _Call:
         self._range("top_p", self.top_p, "0 < p <= 1", lambda p: (p > 0) & (p <= 1))
         self._uniform(a["debug_uniform"], n)
         m = a["topk_support"]
-        ok = isinstance(m, (int, np.integer)) and 0 <= int(m) <= MAX_SUPPORT
+        ok = is_integer(m) and 0 <= int(m) <= MAX_SUPPORT
         check.require(ok, "topk_support", str(m), f"an integer in 0..{MAX_SUPPORT}")
         self.support = int(m) if ok else 0
 
@@ -177,8 +184,9 @@ class _Call:
         check = self.check
         self.uniform: View | None = None
         if uniform is not None:
-            values = np.asarray(to_numpy(uniform))
-            fits = values.shape == (n, self.gamma) and values.dtype.kind in "iu"
+            fits = shape_of(uniform) == (n, self.gamma)
+            values = np.asarray(to_numpy(uniform)) if fits else np.zeros(0)
+            fits = fits and values.dtype.kind in "iu"
             if check.require(fits, "debug_uniform", uniform, f"[{n}, {self.gamma}] integers"):
                 values = np.ascontiguousarray(values.astype(np.uint64))
                 top = int(values.max(initial=0))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import ArgumentError, Checker, View, on_device, to_numpy, view
+from dspark_ext._arrays import ArgumentError, Checker, View, is_integer, on_device, to_numpy, view
 from dspark_ext.results import Plan
 from dspark_ext.scheduling import CostTable, LaggedSurvival
 
@@ -169,8 +169,9 @@ class _Arguments:
 
 def _read_arguments(check: Checker, given: dict[str, Any]) -> _Arguments:
     p = _C.PrefixSchedulerParams()
-    mode = given["mode"]
-    known = check.require(mode in MODES, "mode", repr(mode), " | ".join(MODES))
+    known = check.choice("mode", given["mode"], MODES)
+    mode = given["mode"] if known else None
+    given = {**given, "mode": mode}
     p.mode = MODES.index(mode) if known else 0
     views: dict[str, View | None] = {}
     for name in ("survival", "conditional"):
@@ -233,7 +234,7 @@ def _read_policy(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
         "fixed_len": "fixed",
     }
     for name, owner in owners.items():
-        if given[name] is not None and mode != owner and mode in MODES:
+        if given[name] is not None and mode not in (None, owner):
             check.fail(name, f"a value in mode {mode!r}", f"it only in mode {owner!r}")
     p.budget = p.capacity = -1
     if given["budget"] is not None:
@@ -259,7 +260,7 @@ def _read_policy(check: Checker, given: dict[str, Any], a: _Arguments) -> None:
 
 
 def _integer(check: Checker, name: str, x: Any, low: int, high: int) -> int:
-    whole = isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    whole = is_integer(x)
     good = whole and bool(low <= x <= high)
     check.require(good, name, x, f"an integer in {low}..{high}")
     return int(x) if good else low
@@ -340,7 +341,7 @@ def _outputs(
     least = int(_C.prefix_scheduler_max_tokens(a.params))
     padded = least
     if padded_tokens is not None:
-        whole = isinstance(padded_tokens, (int, np.integer))
+        whole = is_integer(padded_tokens)
         good = whole and bool(least <= padded_tokens < 2**31)
         expected = f"at least {least}, the largest batch these arguments allow"
         check.require(good, "padded_tokens", padded_tokens, expected)

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import FLOATS, INTS, Checker, View, full, is_torch, to_numpy, view
+from dspark_ext._arrays import (
+    FLOATS,
+    INTS,
+    Checker,
+    View,
+    full,
+    is_integer,
+    is_torch,
+    shape_of,
+    to_numpy,
+    view,
+)
 from dspark_ext.results import Verification
 
 __all__ = ["RULES", "rejection_sample"]
@@ -228,7 +239,7 @@ class _Call:
         self.views["draft_tokens"] = None if drafts is None else _narrow(drafts)
         columns = check.sizes.get("V_pad", 1)
         size = given["vocab_size"]
-        whole = size is None or bool(isinstance(size, (int, np.integer)) and 1 <= size <= columns)
+        whole = size is None or bool(is_integer(size) and 1 <= size <= columns)
         check.require(whole, "vocab_size", str(size), f"1..{columns} (V_pad)")
         self.vocab = int(size) if size is not None and whole else columns
         for name in ("target_logit", "target_lse", "target_lse_raw"):
@@ -263,10 +274,10 @@ class _Call:
             self.check.fail(name, ", ".join(str(x) for x in bad[:4].tolist()), expected)
 
     def _cu_seqlens(self, value: Any) -> None:
-        shape = np.shape(value) if not is_torch(value) else tuple(value.shape)
+        shape = shape_of(value)
         wanted = (self.requests + 1,)
         v = None
-        if self.check.require(shape == wanted, "cu_seqlens", f"shape {list(shape)}", f"{wanted}"):
+        if self.check.require(shape == wanted, "cu_seqlens", f"shape {shape}", f"{wanted}"):
             v = self.check.per_request("cu_seqlens", value, wanted[0], "int32", optional=False)
         self.views["cu_seqlens"] = v
 
@@ -321,7 +332,7 @@ class _Call:
             check.fail("prompt_mask", f"{v.shape[-1]} words a row", f">= {words}")
         self.views["prompt_mask"] = v
         n = given["top_logprobs"]
-        whole = isinstance(n, (int, np.integer)) and bool(0 <= n <= MAX_TOP_LOGPROBS)
+        whole = is_integer(n) and bool(0 <= n <= MAX_TOP_LOGPROBS)
         check.require(whole, "top_logprobs", str(n), f"an integer in 0..{MAX_TOP_LOGPROBS}")
         self.top = int(n) if whole else 0
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _backend
-from dspark_ext._arrays import Checker, View, dtype_name, full, to_numpy
+from dspark_ext._arrays import Checker, View, dtype_name, full, is_integer, to_numpy
 from dspark_ext.ops._paging import check_caches
 from dspark_ext.ops._prepared import Prepared, addresses, signature, zeros_like
 from dspark_ext.results import Plan
@@ -212,7 +212,7 @@ def _check_options(check: Checker, options: tuple[Any, ...], head_dim: int) -> t
     """Check the scalar arguments; returns them with the default scale filled in."""
     max_q_len, causal, window, soft_cap, scale, batch_invariant, return_lse = options
     for name, x in (("max_q_len", max_q_len), ("window", window)):
-        whole = isinstance(x, (int, np.integer)) and bool(0 <= x < 2**31)
+        whole = is_integer(x) and bool(0 <= x < 2**31)
         check.require(whole, name, x, "an integer >= 0")
     soft_cap = _number(soft_cap)
     ok = soft_cap is not None and soft_cap >= 0

@@ -96,3 +96,33 @@ def test_a_drafter_of_another_gamma_is_refused_and_nothing_moves() -> None:
     with pytest.raises(dx.ArgumentError, match="base_logits: got"):
         dx.decode_round(target, ToyDrafter(vocab_size=5, gamma=2), state)
     np.testing.assert_array_equal(state.host.kv_len, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"head": np.zeros(2)}, "head"),
+        ({"backend": np.zeros(2)}, "backend"),
+        ({"topk_support": True}, "topk_support"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"draft_to_target": [1, [2]]}, "draft_to_target"),
+        ({"debug_uniform": [[1], [2, 3]]}, "debug_uniform"),
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_named(changes: dict[str, Any], name: str) -> None:
+    u = np.zeros((1, 1, 8), np.float32)
+    w = np.zeros((8, 2), np.float32)
+    with pytest.raises(dx.ArgumentError, match=name):
+        dx.markov_loop(u, w, w, anchor=[0], seed=[0], position=[0], **changes)
+
+
+def test_ragged_and_truth_values_in_verification_are_named() -> None:
+    x, drafts = np.zeros((2, 8), np.float32), np.zeros((1, 1), np.int32)
+    call: dict[str, Any] = {"draft_len": [1], "seed": [0], "position": [0], "temperature": 1.0}
+    with pytest.raises(dx.ArgumentError, match="cu_seqlens"):
+        dx.rejection_sample(x, drafts, cu_seqlens=[0, [2]], **call)
+    with pytest.raises(dx.ArgumentError, match="top_logprobs"):
+        dx.rejection_sample(x, drafts, cu_seqlens=[0, 2], top_logprobs=True, **call)
+    with pytest.raises(dx.ArgumentError, match="mode"):
+        dx.prefix_schedule(np.ones((1, 2), np.float32), mode=np.zeros(2))

@@ -60,3 +60,38 @@ def test_strides_and_kinds_of_arrays_do_not_matter(random_call: Any, seed: int) 
         np.testing.assert_array_equal(
             getattr(got, field).numpy()[on], getattr(want, field)[on], field
         )
+
+
+@pytest.mark.parametrize("level", [1e17, 3e38, np.inf], ids=str)
+def test_huge_logits_keep_their_shares(backend: str, level: float) -> None:
+    """Ids tied at the top share it, however large it is: four at +inf have p = 1/4 each."""
+    requests = 300
+    logits = np.zeros((2 * requests, 8), np.float32)
+    logits[:, :4] = level
+    call = {
+        "draft_len": [1] * requests,
+        "cu_seqlens": np.arange(0, 2 * requests + 1, 2),
+        "seed": np.arange(requests),
+        "position": [3] * requests,
+        "temperature": 1.0,
+        "top_logprobs": 4,
+    }
+    drafts = np.zeros((requests, 1), np.int32)
+    got = dx.rejection_sample(logits, drafts, **call, backend=backend)
+    want = dx.rejection_sample(logits, drafts, **call, backend="reference")
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.accepted, want.accepted)
+    assert 40 < got.num_accepted.sum() < 110  # 75 expected, 4.7 standard deviations
+    emitted = got.tokens >= 0
+    for field in (got.logprob, got.logprob_raw):
+        np.testing.assert_allclose(field[emitted], np.log(0.25), rtol=1e-6)
+    np.testing.assert_allclose(got.top_logprob[:, 0], np.log(0.25), rtol=1e-6)
+
+
+def test_a_prompt_mask_of_no_request(backend: str) -> None:
+    got = dx.rejection_sample(
+        np.zeros((0, 8), np.float32), np.zeros((0, 2), np.int32), draft_len=[], cu_seqlens=[0],
+        seed=[], position=[], temperature=1.0, prompt_mask=np.zeros((0, 1), np.int32),
+        backend=backend,
+    )  # fmt: skip
+    assert got.tokens.shape == (0, 3)

@@ -208,3 +208,96 @@ def test_other_rules_say_so(rule: str) -> None:
             Shard((2,), 0), np.zeros((1, 2), np.float32), [[0]], draft_len=0, cu_seqlens=[0, 1],
             seed=0, position=1, rule=rule,
         )  # fmt: skip
+
+
+def one_draft(**changes: Any) -> dict[str, Any]:
+    """Arguments of one request with two drafts over eight ids."""
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    return {
+        "target_logits": x,
+        "draft_tokens": [[1, 2]],
+        "draft_len": [2],
+        "cu_seqlens": [0, 3],
+        "seed": [1],
+        "position": [5],
+        "temperature": 1.0,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cu_seqlens": [-1, 2]}, ["cu_seqlens"]),
+        ({"cu_seqlens": [0, 2]}, ["cu_seqlens: got [0, 2] (request [0])"]),
+        ({"cu_seqlens": [1, 4]}, ["cu_seqlens"]),
+        ({"draft_len": [3]}, ["draft_len", "cu_seqlens"]),
+        ({"draft_len": [-1]}, ["draft_len"]),
+        ({"max_new_tokens": [-1], "position": [2**33]}, ["max_new_tokens", "position"]),
+        ({"seed": ["x"], "temperature": [1.0, 1.0]}, ["seed", "temperature"]),
+        ({"draft_tokens": [1, 2]}, ["draft_tokens"]),
+        ({"stop_ids": [[1]]}, ["stop_ids"]),
+        ({"target_logits": np.zeros((3, 8))}, ["target_logits: got float64"]),
+        (
+            {"draft_logits": np.zeros((1, 2, 8), np.float32)},
+            ["draft_logit, draft_lse, draft_logits: got only draft_logits"],
+        ),
+        ({"logit_bias": np.zeros(8, np.float32)}, ["logit_bias"]),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], words: list[str]) -> None:
+    arguments = one_draft(**changes)
+    target = arguments.pop("target_logits")
+    drafts = arguments.pop("draft_tokens")
+    with pytest.raises(dx.ArgumentError) as error:
+        ShardedVerification(Shard((8,), 0), target, drafts, **arguments)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_shard_has_ids_and_a_rank() -> None:
+    with pytest.raises(dx.ArgumentError, match="sizes"):
+        Shard((0, 8), 1)
+    with pytest.raises(dx.ArgumentError, match="rank: got 2"):
+        Shard((4, 4), 2)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[[1, 1], [2, 2]], [[2, 1], [3, 2]], [[1, 8], [2, 99]], [[-1, 1], [-1, 2]]],
+    ids=["twice", "falling", "beyond", "hole"],
+)
+def test_lists_out_of_order_are_no_law(ids: list[list[int]], backend: str) -> None:
+    arguments = one_draft(
+        support_ids=np.array([ids], np.int32),
+        support_logits=np.zeros((1, 2, 2), np.float32),
+        draft_logit=np.zeros((1, 2), np.float32),
+        draft_lse=np.full((1, 2), np.log(2), np.float32),
+    )
+    target, drafts = arguments.pop("target_logits"), np.array(arguments.pop("draft_tokens"))
+    ranks = [
+        ShardedVerification(Shard((4, 4), k), target[:, 4 * k : 4 * k + 4], drafts, **arguments)
+        for k in range(2)
+    ]
+    got = run(ranks)[0]
+    want = dx.rejection_sample(target, drafts, **arguments, backend=backend)
+    np.testing.assert_array_equal(got.status, want.status)
+    assert int(got.status[0]) & int(dx.Status.BAD_DRAFT_ID)
+    assert got.num_accepted.tolist() == want.num_accepted.tolist() == [0]
+
+
+@pytest.mark.parametrize("level", [1e17, np.inf], ids=str)
+def test_huge_logits_keep_their_shares(level: float) -> None:
+    """Four ids tied at the top have 1/4 each, on whatever ranks they lie."""
+    rows = np.zeros((2, 8), np.float32)
+    rows[:, 2:6] = level
+    ranks = [
+        ShardedVerification(
+            Shard((4, 4), k), rows[:, 4 * k : 4 * k + 4], [[2]], draft_len=[1], cu_seqlens=[0, 2],
+            seed=[3], position=[9], temperature=1.0,
+        )
+        for k in range(2)
+    ]  # fmt: skip
+    result = run(ranks)[0]
+    np.testing.assert_allclose(result.logprob[0, 0], np.log(0.25), rtol=1e-6)

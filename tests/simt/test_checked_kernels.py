@@ -222,6 +222,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
         "bf16-nine-segments": markov_loop(torch.bfloat16, "gated", requests=1, vocab=1100),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
+        "topk-passes": markov_loop(torch.bfloat16, requests=1, vocab=9000, topk_support=300),
         "topk-rnn": markov_loop(torch.float32, "rnn", rank=7, topk_support=300, store_logits=True),
         "topk-int8": markov_loop(torch.float16, int8=True, topk_support=40),
         "int8": markov_loop(torch.bfloat16, requests=9, rank=48, int8=True),

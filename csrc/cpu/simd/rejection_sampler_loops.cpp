@@ -266,7 +266,7 @@ DSPARK_LOOP void apply_residual(const RowView& row, const DraftRow& draft, const
   const double inverse_q = 1.0 / draft.temperature;
 #pragma omp simd
   for (int i = 0; i < kSegment; ++i) {
-    const double lp = static_cast<double>(z[i]) * inverse_p - row.lse;
+    const double lp = (static_cast<double>(z[i]) - row.top) * inverse_p - row.log_mass;
     const double lq = static_cast<double>(q[i]) * inverse_q - draft.lse;
     const float d = static_cast<float>(lq - lp);
     const float factor = d < 0.0f ? -expm1_f32(d) : 0.0f;
