@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -13,6 +15,14 @@ import numpy as np
 import pytest
 
 import dspark_ext as dx
+
+# Property tests draw the same examples on every run; HYPOTHESIS_PROFILE=fresh draws new ones.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("same", derandomize=True, deadline=None)
+    settings.register_profile("fresh", deadline=None)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 #: Folders of the families that have CUDA kernels, with the operators that run them.
 KERNELS = {

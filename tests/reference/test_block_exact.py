@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,31 @@ def test_v26_a_token_wise_residual_is_biased(monkeypatch: pytest.MonkeyPatch) ->
     assert law[2, 0] == pytest.approx(0.10, abs=1e-12)  # 0.08 is right
 
 
+def reach(p: Any, q: Any, drafts: tuple[int, ...]) -> float:
+    """P_i of the rule: the chance that all of these drafts stay."""
+    chance = 1.0
+    for x in drafts:
+        chance = min(1.0, chance * p[x] / q[x])
+    return chance
+
+
 def test_the_textbook_value() -> None:
-    """Sun et al., section 1: p = (1/3, 2/3), q = (2/3, 1/3), two drafts: 11/9 against 10/9."""
-    laws = ([1 / 3, 2 / 3], [2 / 3, 1 / 3])
-    assert Iid(*laws, 2, rule="block").accepted() == pytest.approx(11 / 9, abs=1e-12)
-    assert Iid(*laws, 2, rule="token").accepted() == pytest.approx(10 / 9, abs=1e-12)
+    """Sun et al., section 1: p = (1/3, 2/3), q = (2/3, 1/3), two drafts: 11/9 against 10/9.
+
+    Draft by draft, i of them stay with probability beta^i, beta = sum min(p, q) = 2/3. Decided
+    together, the first i stay with probability E[P_i]: 2/3, and (4/4 + 2 + 2/2 + 1)/9 = 5/9.
+    """
+    p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
+    beta = sum(map(min, p, q))
+    token = beta + beta**2
+    block = sum(
+        np.prod([q[x] for x in drafts]) * reach(p, q, drafts)
+        for n in (1, 2)
+        for drafts in itertools.product(range(2), repeat=n)
+    )
+    assert (token, block) == (pytest.approx(10 / 9), pytest.approx(11 / 9))
+    assert Iid(p, q, 2, rule="token").accepted() == pytest.approx(token, abs=1e-12)
+    assert Iid(p, q, 2, rule="block").accepted() == pytest.approx(block, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))

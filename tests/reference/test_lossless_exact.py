@@ -41,6 +41,7 @@ class Round:
     draft: dict[str, Any] = field(default_factory=dict)
     claimed_t_draft: float | None = None  # what verification is told; a lie in the controls
     columns: int = VOCAB
+    told: bool = False  # the LM head says z of the draft and the lse of its row
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -113,8 +114,9 @@ class Round:
         z = draft.logits if draft.support_ids is None else draft.support_logits
         z = z / np.float64(np.float32(claimed or 1.0))
         lse = np.log(np.exp(z).sum(axis=2))
+        rows = np.array([self.target[drafted[:i]] for i in range(self.length + 1)])
         out = rejection_sample(
-            np.array([self.target[drafted[:i]] for i in range(self.length + 1)]),
+            rows,
             draft.tokens,
             draft_len=[self.length],
             cu_seqlens=[0, self.length + 1],
@@ -125,6 +127,7 @@ class Round:
             draft_lse=lse,
             draws=[draws],
             **self.law(draft),
+            **self.head(rows, drafted),
             **where,
             **self.verify,
         )
@@ -136,6 +139,17 @@ class Round:
             return {"support_ids": draft.support_ids, "support_logits": draft.support_logits}
         ids = {k: v for k, v in self.draft.items() if k == "draft_to_target"}
         return {"draft_logits": draft.logits} | ids
+
+    def head(self, rows: np.ndarray, drafted: tuple[int, ...]) -> dict[str, Any]:
+        """Two numbers a row, where the LM head is said to know them."""
+        if not self.told:
+            return {}
+        scaled = rows.astype(np.float64) / np.float64(np.float32(self.t))
+        ids = [*drafted[: self.length], 0]
+        return {
+            "target_logit": rows[np.arange(len(rows)), ids],
+            "target_lse": np.log(np.exp(scaled).sum(axis=1)),
+        }
 
     def ends(self, tokens: tuple[int, ...]) -> bool:
         return len(tokens) == GAMMA + 1 or bool(tokens and tokens[-1] in self.stops)
@@ -176,6 +190,8 @@ PENALTIES = {
     "frequency_penalty": 0.75,
 }
 FLOOR = {"stop_ids": [2], "min_tokens_left": 2}
+EVERYTHING = {**MASK, **BIAS, **PENALTIES, "stop_ids": [2], "min_tokens_left": 1, "min_p": 0.02}
+EVERYTHING |= {"top_k": 2, "top_p": 0.95}
 
 CASES = {
     "token-penalties": {"verify": PENALTIES},
@@ -185,6 +201,21 @@ CASES = {
     "block-min-tokens": {"rule": "block", "verify": {**FLOOR, **PENALTIES}},
     "match-penalties": {"rule": "match", "verify": {**PENALTIES, **FLOOR}},
     "greedy-penalties": {"t": 0.0, "t_draft": 1.0, "verify": {**PENALTIES, **FLOOR}},
+    "token-everything": {"t": 1.3, "verify": EVERYTHING},
+    "token-everything-top-m": {
+        "t": 1.3, "t_draft": 0.9, "draft": {"topk_support": 2}, "verify": EVERYTHING,
+    },
+    "block-everything": {"rule": "block", "t": 1.3, "verify": EVERYTHING},
+    "block-everything-reduced-vocabulary": {
+        "rule": "block", "t": 1.3, "columns": 2, "draft": {"draft_to_target": [0, 2]},
+        "verify": EVERYTHING,
+    },
+    "match-everything": {"rule": "match", "t": 1.3, "verify": EVERYTHING},
+    "greedy-everything": {"t": 0.0, "t_draft": 1.0, "verify": EVERYTHING},
+    "token-told": {"told": True},
+    "token-told-other-temperatures": {"told": True, "t": 0.7, "t_draft": 1.3},
+    "token-told-greedy-draft": {"told": True, "t_draft": 0.0},
+    "token-told-top-m": {"told": True, "t": 1.2, "draft": {"topk_support": 2}},
     "token": {},
     "token-other-temperatures": {"t": 0.7, "t_draft": 1.3},
     "token-top-k": {"verify": {"top_k": 2}},
@@ -226,15 +257,31 @@ CASES = {
     },
     "block-greedy-draft": {"rule": "block", "t_draft": 0.0},
     "block-sampled-draft-as-one-hot": {"rule": "block", "t_draft": 1.0, "claimed_t_draft": 0.0},
+    "block-top-m-reduced-vocabulary": {
+        "rule": "block", "columns": 2, "draft": {"draft_to_target": [0, 2], "topk_support": 1},
+    },
+    "block-nucleus-draft": {"rule": "block", "draft": {"top_p": 0.5}},
+    "block-top-k": {"rule": "block", "verify": {"top_k": 2}},
+    "block-top-p": {"rule": "block", "verify": {"top_p": 0.6}},
+    "block-min-p": {"rule": "block", "verify": {"min_p": 0.4}},
+    "block-none": {"rule": "block", "length": 0},
     "block-short": {"rule": "block", "length": 1},
     "block-stop": {"rule": "block", "verify": {"stop_ids": [2]}},
     "match": {"rule": "match"},
     "match-greedy-draft": {"rule": "match", "t_draft": 0.0},
     "match-filters": {"rule": "match", "t": 0.8, "verify": {**MASK, "top_p": 0.7}},
+    "match-top-m": {"rule": "match", "draft": {"topk_support": 2}},
+    "match-reduced-vocabulary": {
+        "rule": "match", "columns": 2, "draft": {"draft_to_target": [0, 2]},
+    },
+    "match-short": {"rule": "match", "length": 1},
     "match-stop": {"rule": "match", "verify": {"stop_ids": [0]}},
     "greedy": {"t": 0.0, "t_draft": 1.0},
+    "greedy-reduced-vocabulary": {
+        "t": 0.0, "t_draft": 1.0, "columns": 2, "draft": {"draft_to_target": [0, 2]},
+    },
     "greedy-mask": {"rule": "greedy", "verify": {**MASK, **BIAS}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dspark_ext.reference.rejection_sampler import rejection_sample as reference_sample
 from dspark_ext.results import Verification
@@ -193,6 +195,26 @@ def log_sum_exp(z: np.ndarray, temperature: Any) -> np.ndarray:
 @pytest.fixture
 def random_call() -> Callable[[np.random.Generator], Call]:
     return lambda rng: _Maker(rng).call()
+
+
+#: Random calls a property is tried on; the emulated kernels take milliseconds a row.
+EXAMPLES = {"reference": 20, "cpu": 80, "simt": 8, "cuda": 80}
+
+
+@pytest.fixture
+def for_any_call(backend: str) -> Callable[[Callable[[np.random.Generator, Call], None]], None]:
+    """Run ``body(rng, call)`` on as many random calls as the backend has time for."""
+
+    def run(body: Callable[[np.random.Generator, Call], None]) -> None:
+        @settings(max_examples=EXAMPLES[backend])
+        @given(seed=st.integers(0, 2**32 - 1))
+        def try_one(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            body(rng, _Maker(rng).call())
+
+        try_one()
+
+    return run
 
 
 @pytest.fixture

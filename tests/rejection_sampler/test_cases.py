@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small cases with known right answers: each stands for a kind of fault."""
+"""Small cases with known right answers: each stands for a kind of fault.
+
+Cases about the law of what is emitted are in test_laws.py, those of penalties and of the rule block
+in files of their own.
+"""
 
 from __future__ import annotations
 
