@@ -32,6 +32,11 @@ DSPARK_HD uint32_t ordered_f32(float x) {
   return u >> 31 ? ~u : u | 0x80000000u;
 }
 
+/// The float32 behind such an integer; of the zeros, +0.
+DSPARK_HD float from_ordered_f32(uint32_t key) {
+  return float_from_bits(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
 /// Key of a segment and its number in one integer: the larger wins, ties go to the lower segment.
 /// 45 bits of the ordered key, 19 bits of ~segment: V up to 67 million ids.
 DSPARK_HD uint64_t pack_key(double key, uint32_t segment) {

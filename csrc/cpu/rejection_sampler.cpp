@@ -17,7 +17,6 @@ namespace dspark::cpu {
 namespace {
 
 constexpr float kNegInf = -__builtin_inff();
-constexpr Cut kNoCut = {kNegInf, INT32_MAX};
 
 int32_t segments_of(int32_t vocab) { return (vocab + kSegment - 1) / kSegment; }
 
@@ -56,8 +55,7 @@ size_t lay_out(char* base, int32_t vocab, RowScratch* t) {
   arena.take(&t->flags, chunks);
   arena.take(&t->best, chunks);
   arena.take(&t->order, segments * kSegment);
-  arena.take(&t->histogram_mass, kBuckets);
-  arena.take(&t->histogram_count, kBuckets);
+  arena.take(&t->histogram, kBuckets);
   return arena.used();
 }
 
@@ -107,13 +105,11 @@ int32_t over_columns(const Lane& lane, int32_t columns, const Body& body) {
   });
 }
 
-double log_of(double mass) { return mass == 0.0 ? static_cast<double>(kNegInf) : log_f64(mass); }
-
 // The law's normalisation from a mass relative to the lane's largest logit.
 void normalise(Lane& lane, double mass) {
   lane.mass = mass;
   lane.row.top = static_cast<double>(lane.top);
-  lane.row.log_mass = log_of(mass);
+  lane.row.log_mass = log_mass_of(mass);
 }
 
 }  // namespace
@@ -124,7 +120,7 @@ void analyse(Lane& lane, const RowLaw& law) {
   const RowScratch& t = row.scratch;
   const RejectionLoops& loops = *lane.loops;
   row.law = law;
-  row.cut = kNoCut;
+  row.cut = no_cut();
   lane.valid = true;
   const int32_t pieces = over_segments(lane, [&](int32_t begin, int32_t end, int32_t piece) {
     t.flags[piece] = loops.scan(row, begin, end) ? 1 : 0;
@@ -141,7 +137,7 @@ void analyse(Lane& lane, const RowLaw& law) {
     float top;
     const double raw = loops.mass_sum(t.raw_max, t.raw_sum, lane.segments, 1.0, &top);
     lane.raw_top = static_cast<double>(top);
-    lane.raw_log_mass = log_of(raw);
+    lane.raw_log_mass = log_mass_of(raw);
   }
   lane.empty = mass == 0.0;
   if (lane.empty || !truncated(law)) return;
@@ -171,16 +167,13 @@ float logit_of(const Lane& lane, int32_t token) {
 
 double log_prob(const Lane& lane, float z) {
   const RowView& row = lane.row;
-  return (static_cast<double>(z) - row.top) / static_cast<double>(row.law.temperature) -
-         row.log_mass;
+  return log_prob_of(z, row.top, row.log_mass, row.law.temperature);
 }
 
 double raw_log_prob(const Lane& lane, int32_t token) {
   const RowLaw& law = lane.row.law;
   const float x = load_f32(law.logits, law.dtype, token);
-  if (x != x || x == kNegInf) return static_cast<double>(kNegInf);
-  const float largest = largest_finite(law.dtype);
-  return (static_cast<double>(x > largest ? largest : x) - lane.raw_top) - lane.raw_log_mass;
+  return raw_log_prob_of(x, law.dtype, lane.raw_top, lane.raw_log_mass);
 }
 
 int32_t argmax(const Lane& lane) {
@@ -205,11 +198,6 @@ int32_t lowest_allowed(const Lane& lane) {
 }
 
 namespace {
-
-// Smaller is better: logits descend, then ids ascend.
-uint64_t rank_key(float z, int32_t id) {
-  return static_cast<uint64_t>(~ordered_f32(z)) << 32 | static_cast<uint32_t>(id);
-}
 
 // Put `key` into the sorted list of at most `n`; returns its length.
 int32_t insert(uint64_t* keys, int32_t size, int32_t n, uint64_t key) {
@@ -280,8 +268,7 @@ int32_t draw_from(const Lane& lane, const float* sums, const DraftRow* draft, in
   float w[kSegment];
   lane.loops->weights(row, draft, s, w);
   if (without >= 0 && without / kSegment == s) w[without % kSegment] = 0.0f;
-  const DrawStream inner{d.seed, d.position, d.distance, d.segment_kind + 1};
-  return s * kSegment + pick_inside(w, d.forced != nullptr ? *d.forced : draw_u53(inner));
+  return s * kSegment + pick_inside(w, forced_or_u53(d, d.segment_kind + 1));
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #ifndef DSPARK_CPU_REQUEST_H_
 #define DSPARK_CPU_REQUEST_H_
 
+#include "core/verification.h"
 #include "cpu/rejection_sampler.h"
-#include "dspark/rejection_sampler.h"
 
 namespace dspark::cpu {
 
@@ -24,15 +24,6 @@ struct Lane {
   double mass;     // sum of exp((z - top) / T) over the support
   double raw_top;  // of the unprocessed row at T = 1, as in RowView
   double raw_log_mass;
-};
-
-/// Where the numbers of one draw come from. The inner kind is the segment kind + 1.
-struct RowDraw {
-  uint64_t seed;
-  int64_t position;
-  uint32_t distance;
-  uint32_t segment_kind;
-  const uint64_t* forced;  // one 53-bit integer, with equal segment noise; or null
 };
 
 /// Scan a row, apply its truncation and fill the lane.

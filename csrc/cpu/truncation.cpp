@@ -6,28 +6,12 @@
 // in which top-p crosses; only that interval is sorted.
 #include <algorithm>
 
-#include "core/dtype.h"
-#include "core/math.h"
 #include "cpu/rejection_sampler.h"
 
 namespace dspark::cpu {
 namespace {
 
 constexpr float kNegInf = -__builtin_inff();
-constexpr double kGrid = 1099511627776.0;  // 2^40: a row of 2^23 ids stays below 2^63
-
-// Ascending keys = descending logits, then ascending ids. -0 equals +0.
-uint64_t order_key(float z, int32_t id) {
-  const uint32_t u = bits_f32(z + 0.0f);
-  const uint32_t ascending = u >> 31 != 0 ? ~u : u | 0x80000000u;
-  return static_cast<uint64_t>(~ascending) << 32 | static_cast<uint32_t>(id);
-}
-Cut cut_at(uint64_t key) {
-  const uint32_t ascending = ~static_cast<uint32_t>(key >> 32);
-  const uint32_t u = ascending >> 31 != 0 ? ascending & 0x7fffffffu : ~ascending;
-  return Cut{float_from_bits(u), static_cast<int32_t>(key & 0xffffffffu)};
-}
-
 class Finder {
  public:
   Finder(const RejectionLoops& loops, const RowView& row, int32_t segments, float top, double mass)
@@ -35,7 +19,8 @@ class Finder {
 
   Cut find() {
     const RowLaw& law = row_.law;
-    float low = law.min_p > 0.0f ? smallest_kept() : -largest_finite(DSPARK_F32);
+    float low = law.min_p > 0.0f ? smallest_kept(top_, law.temperature, law.min_p)
+                                 : -largest_finite(DSPARK_F32);
     if (law.top_k <= 0 && law.top_p >= 1.0f) return Cut{low, INT32_MAX};
     if (law.top_k <= 0 && law.min_p <= 0.0f) return nucleus_of_all();
     if (law.top_k > 0) low = std::max(low, top_k_bound());
@@ -52,26 +37,9 @@ class Finder {
   }
 
  private:
-  double weight(float z) const {
-    const double x = static_cast<double>(z) - static_cast<double>(top_);
-    return exp_f64(x / static_cast<double>(row_.law.temperature));
-  }
-
-  // Smallest float whose weight reaches min_p: the weight is monotone in z, so halving the ordered
-  // integers finds it in 32 steps.
-  float smallest_kept() const {
-    const double wanted = static_cast<double>(row_.law.min_p);
-    uint64_t good = order_key(top_, 0) >> 32;  // keys descend in z: good <= answer < none
-    uint64_t none = order_key(kNegInf, 0) >> 32;
-    while (none - good > 1) {
-      const uint64_t middle = good + (none - good) / 2;
-      if (weight(cut_at(middle << 32).z) >= wanted) {
-        good = middle;
-      } else {
-        none = middle;
-      }
-    }
-    return cut_at(good << 32).z;
+  uint64_t mass_of(uint64_t key) const {
+    const float scale = weight_scale(row_.law.temperature);
+    return grid_mass(cut_at(key).z, top_, scale, mass_grid(row_.law.vocab));
   }
 
   // At least k ids reach the k-th largest segment maximum.
@@ -93,7 +61,7 @@ class Finder {
       const float* z = row_.scratch.z + static_cast<int64_t>(s) * kSegment;
       for (int32_t i = 0; i < kSegment; ++i) {
         if (z[i] >= low && z[i] <= high) {
-          row_.scratch.order[n++] = order_key(z[i], s * kSegment + i);
+          row_.scratch.order[n++] = rank_key(z[i], s * kSegment + i);
         }
       }
     }
@@ -103,31 +71,30 @@ class Finder {
   // Index of the last of n sorted keys that top-p keeps: its predecessors hold less than top_p.
   size_t nucleus_of(size_t n) const {
     const uint64_t* keys = row_.scratch.order;
-    double total = 0.0;
-    for (size_t i = 0; i < n; ++i) total += weight(cut_at(keys[i]).z);
-    const double limit = static_cast<double>(row_.law.top_p) * total;
-    double before = 0.0;
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; ++i) total += mass_of(keys[i]);
+    const double limit = static_cast<double>(row_.law.top_p) * static_cast<double>(total);
+    uint64_t through = 0;
     size_t i = 0;
     for (; i + 1 < n; ++i) {
-      before += weight(cut_at(keys[i]).z);
-      if (!(before < limit)) break;
+      through += mass_of(keys[i]);
+      if (!(static_cast<double>(through) < limit)) break;
     }
     return i;
   }
 
   // Top-p alone: the interval of logits where the mass crosses, near the top first.
   Cut nucleus_of_all() const {
-    const double limit = static_cast<double>(row_.law.top_p) * mass_ * kGrid;
+    const double limit = static_cast<double>(row_.law.top_p) * mass_ * mass_grid(row_.law.vocab);
     for (double nats : {10.0, 40.0}) {
       const float scale =
           static_cast<float>(kBuckets / (nats * static_cast<double>(row_.law.temperature)));
       const RowScratch& t = row_.scratch;
-      std::fill(t.histogram_mass, t.histogram_mass + kBuckets, uint64_t{0});
-      std::fill(t.histogram_count, t.histogram_count + kBuckets, 0u);
+      std::fill(t.histogram, t.histogram + kBuckets, uint64_t{0});
       loops_.histogram(row_, top_, scale, 0, segments_);
       uint64_t before = 0;
       for (int32_t b = 0; b < kBuckets; ++b) {
-        const uint64_t after = before + t.histogram_mass[b];
+        const uint64_t after = before + t.histogram[b];
         if (static_cast<double>(after) >= limit) return cross(scale, b, before, limit);
         before = after;
       }
@@ -146,15 +113,13 @@ class Finder {
         const float at = (top_ - z[i]) * scale;
         const bool in = z[i] > kNegInf && at >= static_cast<float>(bucket) &&
                         at < static_cast<float>(bucket + 1);
-        if (in) keys[n++] = order_key(z[i], s * kSegment + i);
+        if (in) keys[n++] = rank_key(z[i], s * kSegment + i);
       }
     }
     std::sort(keys, keys + n);
-    const float inverse = 1.0f / row_.law.temperature;
     size_t i = 0;
     for (; i + 1 < n; ++i) {
-      const float w = exp_f32((cut_at(keys[i]).z - top_) * inverse);
-      before += static_cast<uint64_t>(static_cast<double>(w) * kGrid);
+      before += mass_of(keys[i]);
       if (!(static_cast<double>(before) < limit)) break;
     }
     return cut_at(keys[i]);

@@ -6,29 +6,9 @@
 #ifndef DSPARK_CPU_VERIFY_H_
 #define DSPARK_CPU_VERIFY_H_
 
-#include "core/philox.h"
 #include "cpu/request.h"
 
 namespace dspark::cpu {
-
-/// The sampling parameters of a request after illegal values were replaced by "off".
-struct Sampling {
-  int32_t rule;
-  float temperature;  // 0 = greedy
-  float draft_temperature;
-  float min_p;
-  float top_p;
-  int32_t top_k;
-  float wanted;  // drafts that the rule synthetic accepts on average
-  float repetition;
-  float presence;
-  float frequency;
-  int32_t anchor;      // -1: penalties do not count it
-  int32_t min_tokens;  // rows below this emit no stop id
-  int32_t cap;
-  int32_t length;  // scheduled drafts; -1: there is no row
-  int64_t first_row;
-};
 
 /// A request on its way through the rows.
 struct Request {
@@ -42,20 +22,11 @@ struct Request {
   int32_t finish;
 };
 
-/// What is known of the law a draft was drawn from.
-enum class DraftLaw {
-  kOneHot,    ///< greedy, or nothing is stored
-  kStored,    ///< log q(v) of every id
-  kNone,      ///< a NaN or an infinite lse
-  kDisorder,  ///< a list of ids that does not ascend or leaves the vocabulary
-  kZero       ///< q of the drafted id is 0
-};
-
 /// The law of row i after the processors.
-RowLaw row_law(const Request& q, int32_t i);
-/// Whether the draw of row i, of the kind kAccept or kSynthetic, is below `ratio`, strictly, in 53
-/// bits.
-bool coin(const Request& q, int32_t i, double ratio, DrawKind kind = kAccept);
+inline RowLaw row_law(const Request& q, int32_t i) { return row_law(q.p, q.r, q.s, i); }
+inline bool coin(const Request& q, int32_t i, double ratio, DrawKind kind = kAccept) {
+  return throw_coin(q.p, q.r, i, ratio, kind);
+}
 /// A token of p itself.
 int32_t from_target(Request& q, int32_t i, DrawKind segment_kind);
 /// What plain decoding would emit at row i: rules greedy and match.
@@ -67,8 +38,7 @@ DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, do
 /// One token of max(0, p - q), p being the law in the lane; `row` null: q is one-hot at `token`.
 int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row);
 
-/// The draft of row i; -1: there is none, or its id is no target id (BAD_DRAFT_ID).
-int32_t draft_at(Request& q, int32_t i);
+inline int32_t draft_at(Request& q, int32_t i) { return draft_of(q.p, q.r, q.s, i, &q.status); }
 /// Write the token of row i with its log-probabilities under the law in the lane.
 void record(const Request& q, int32_t i, int32_t token);
 /// Count the token of row q.emitted as emitted; true when the round ends behind it.

@@ -32,13 +32,6 @@ struct Walk {
   double chance[DSPARK_MAX_GAMMA + 1];     // h_i
 };
 
-// h_i from P_i and the share of p_i that the residual keeps, S_i = P_i share.
-double chance_of(double log_reach, double share) {
-  const double left = exp_f64(log_reach) * share;
-  const double lost = -expm1_f64(log_reach);
-  return left + lost > 0.0 ? left / (left + lost) : 1.0;
-}
-
 // The draft's law in units of P_i: max(0, P p - q) = P max(0, p - q / P).
 DraftRow relative_to(const DraftRow& row, double log_reach) {
   DraftRow scaled = row;

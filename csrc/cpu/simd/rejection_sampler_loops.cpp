@@ -2,7 +2,7 @@
 //
 // Hot loops of the rejection sampler, compiled once a SIMD level. Only static functions and plain
 // loops: the linker must not lend the AVX-512 copy of anything to the others. Sums have one fixed
-// shape (halving inside a segment, ascending over segments), so every level gives the same bits.
+// shape inside a segment (halving) and are exact over segments, so every level gives the same bits.
 #include "core/dtype.h"
 #include "core/math.h"
 #include "cpu/rejection_sampler.h"
@@ -44,8 +44,7 @@ DSPARK_LOOP bool clean(float* x, float largest) {
 #pragma omp simd reduction(| : nan)
   for (int i = 0; i < kSegment; ++i) {
     nan |= x[i] != x[i] ? 1 : 0;
-    x[i] = x[i] != x[i] ? kNegInf : x[i];
-    x[i] = x[i] > largest ? largest : x[i];
+    x[i] = clean_logit(x[i], largest);
   }
   return nan != 0;
 }
@@ -58,15 +57,15 @@ DSPARK_LOOP float maximum(const float* x) {
 }
 
 // exp((z - m) / T); m is finite.
-DSPARK_LOOP void weigh(const float* z, float m, float inverse, float* w) {
+DSPARK_LOOP void weigh(const float* z, float m, float scale, float* w) {
 #pragma omp simd
-  for (int i = 0; i < kSegment; ++i) w[i] = exp_f32((z[i] - m) * inverse);
+  for (int i = 0; i < kSegment; ++i) w[i] = weight_of(z[i], m, scale);
 }
 
-DSPARK_LOOP float weight_sum(const float* z, float m, float inverse) {
+DSPARK_LOOP float weight_sum(const float* z, float m, float scale) {
   float w[kSegment];
   if (m == kNegInf) return 0.0f;
-  weigh(z, m, inverse, w);
+  weigh(z, m, scale, w);
   return halving_sum(w);
 }
 
@@ -114,18 +113,10 @@ DSPARK_LOOP bool penalise(const Penalties& p, int32_t n, int32_t s, float* x) {
   const bool counted = count(p, n, s, counts);
   const bool prompted = in_prompt(p, n, s, seen);
   if (!counted && !prompted) return false;
-  const float repetition = p.repetition;
-  const float frequency = p.frequency;
-  const float presence = p.presence;
   float out[kSegment];
 #pragma omp simd
   for (int i = 0; i < kSegment; ++i) {
-    const float divided = x[i] / repetition;
-    const float multiplied = x[i] * repetition;
-    const float repeated = x[i] > 0.0f ? divided : multiplied;
-    const float once = (counts[i] | seen[i]) != 0 ? repeated : x[i];
-    const float less = once - frequency * static_cast<float>(counts[i]) - presence;
-    out[i] = counts[i] > 0 ? less : once;
+    out[i] = penalise_logit(p, x[i], counts[i], seen[i] != 0);
   }
   for (int i = 0; i < kSegment; ++i) x[i] = out[i];
   return true;
@@ -159,15 +150,14 @@ DSPARK_LOOP bool process(const RowLaw& law, int32_t s, float* x) {
 DSPARK_LOOP void cut_off(const Cut& cut, int32_t s, float* z) {
   const int32_t first = s * kSegment;
   for (int i = 0; i < kSegment; ++i) {
-    const bool in = z[i] > cut.z || (z[i] == cut.z && first + i <= cut.id);
-    z[i] = in ? z[i] : kNegInf;
+    z[i] = inside(cut, z[i], first + i) ? z[i] : kNegInf;
   }
 }
 
 bool scan(const RowView& row, int32_t begin, int32_t end) {
   const RowLaw& law = row.law;
   const RowScratch& t = row.scratch;
-  const float inverse = 1.0f / law.temperature;
+  const float scale = weight_scale(law.temperature);
   const float largest = largest_finite(law.dtype);
   const bool raw = raw_differs(law);
   const bool keep = truncated(law);
@@ -178,11 +168,11 @@ bool scan(const RowView& row, int32_t begin, int32_t end) {
     nan |= clean(x, largest);
     if (raw) {
       t.raw_max[s] = maximum(x);
-      t.raw_sum[s] = weight_sum(x, t.raw_max[s], 1.0f);
+      t.raw_sum[s] = weight_sum(x, t.raw_max[s], weight_scale(1.0f));
       nan |= process(law, s, x);
     }
     t.max[s] = maximum(x);
-    t.sum[s] = weight_sum(x, t.max[s], inverse);
+    t.sum[s] = weight_sum(x, t.max[s], scale);
     if (keep) {
       float* z = t.z + static_cast<int64_t>(s) * kSegment;
       for (int i = 0; i < kSegment; ++i) z[i] = x[i];
@@ -210,7 +200,7 @@ void raw_segment(const RowView& row, int32_t s, float* x) {
 
 void restrict_support(const RowView& row, int32_t begin, int32_t end) {
   const RowScratch& t = row.scratch;
-  const float inverse = 1.0f / row.law.temperature;
+  const float scale = weight_scale(row.law.temperature);
   for (int32_t s = begin; s < end; ++s) {
     if (t.max[s] < row.cut.z) {
       t.max[s] = kNegInf;
@@ -220,7 +210,7 @@ void restrict_support(const RowView& row, int32_t begin, int32_t end) {
     float z[kSegment];
     segment(row, s, z);
     t.max[s] = maximum(z);
-    t.sum[s] = weight_sum(z, t.max[s], inverse);
+    t.sum[s] = weight_sum(z, t.max[s], scale);
   }
 }
 
@@ -276,7 +266,7 @@ DSPARK_LOOP void apply_residual(const RowView& row, const DraftRow& draft, const
 
 void residual(const RowView& row, const DraftRow& draft, int32_t begin, int32_t end) {
   const RowScratch& t = row.scratch;
-  const float inverse = 1.0f / row.law.temperature;
+  const float scale = weight_scale(row.law.temperature);
   int32_t column =
       draft.targets == nullptr ? 0 : lower_column(draft.targets, draft.vocab, begin * kSegment);
   for (int32_t s = begin; s < end; ++s) {
@@ -289,7 +279,7 @@ void residual(const RowView& row, const DraftRow& draft, int32_t begin, int32_t 
     load_draft(draft, s, &column, q);
     if (t.max[s] == kNegInf) continue;
     segment(row, s, z);
-    weigh(z, t.max[s], inverse, w);
+    weigh(z, t.max[s], scale, w);
     apply_residual(row, draft, z, q, w);
     t.residual[s] = halving_sum(w);
   }
@@ -322,7 +312,7 @@ void weights(const RowView& row, const DraftRow* draft, int32_t s, float* w) {
     for (int i = 0; i < kSegment; ++i) w[i] = 0.0f;
     return;
   }
-  weigh(z, m, 1.0f / row.law.temperature, w);
+  weigh(z, m, weight_scale(row.law.temperature), w);
   if (draft == nullptr) return;
   float q[kSegment];
   int32_t column =
@@ -331,31 +321,18 @@ void weights(const RowView& row, const DraftRow* draft, int32_t s, float* w) {
   apply_residual(row, *draft, z, q, w);
 }
 
-// exp_f64 without its branches: x <= 0 here, and -inf gives 0.
-DSPARK_LOOP double exp_nonpositive(double x) {
-  const double clamped = x < -700.0 ? -700.0 : x;
-  const double y = exp_f64_core(clamped);
-  return x < -700.0 ? 0.0 : y;
-}
-
 double mass_sum(const float* max, const float* sum, int32_t segments, double temperature,
                 float* largest) {
   float top = kNegInf;
   for (int32_t s = 0; s < segments; ++s) top = max[s] > top ? max[s] : top;
   *largest = top;
   if (top == kNegInf) return 0.0;
-  double total = 0.0;
-  for (int32_t s = 0; s < segments; s += kChunk) {
-    const int32_t n = segments - s < kChunk ? segments - s : kChunk;
-    double term[kChunk];
-#pragma omp simd
-    for (int32_t i = 0; i < n; ++i) {
-      const double x = (static_cast<double>(max[s + i]) - static_cast<double>(top)) / temperature;
-      term[i] = static_cast<double>(sum[s + i]) * exp_nonpositive(x);
-    }
-    for (int32_t i = 0; i < n; ++i) total += term[i];
+  double high = 0.0, low = 0.0;
+#pragma omp simd reduction(+ : high, low)
+  for (int32_t s = 0; s < segments; ++s) {
+    add_exactly(relative_mass(sum[s], max[s], top, temperature), &high, &low);
   }
-  return total;
+  return high + low;
 }
 
 // Words of segments [s, s + 64), s a multiple of 4.
@@ -454,7 +431,8 @@ uint64_t best_key(const float* max, const float* sum, double temperature, const 
 
 void histogram(const RowView& row, float top, float scale, int32_t begin, int32_t end) {
   const RowScratch& t = row.scratch;
-  const float inverse = 1.0f / row.law.temperature;
+  const float weight = weight_scale(row.law.temperature);
+  const double grid = mass_grid(row.law.vocab);
   for (int32_t s = begin; s < end; ++s) {
     if (!((top - t.max[s]) * scale < static_cast<float>(kBuckets))) continue;
     const float* z = t.z + static_cast<int64_t>(s) * kSegment;
@@ -466,12 +444,10 @@ void histogram(const RowView& row, float top, float scale, int32_t begin, int32_
       const float at = (top - z[i]) * scale;
       bucket[i] = static_cast<int32_t>(at < outside ? at : outside);
     }
-    weigh(z, top, inverse, w);
+    weigh(z, top, weight, w);
     for (int i = 0; i < kSegment; ++i) {
       if (bucket[i] == kBuckets) continue;
-      t.histogram_count[bucket[i]] += 1;
-      t.histogram_mass[bucket[i]] +=
-          static_cast<uint64_t>(static_cast<double>(w[i]) * 1099511627776.0);
+      t.histogram[bucket[i]] += static_cast<uint64_t>(static_cast<double>(w[i]) * grid);
     }
   }
 }
