@@ -9,15 +9,11 @@ import sys
 
 import pytest
 
-from dspark.cli import COMMANDS, LATER, main
+from dspark.cli import COMMANDS, main
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *LATER])
+@pytest.mark.parametrize("command", [*COMMANDS])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if command in LATER:
-        assert main([command]) == 2
-        assert "not in this release" in capsys.readouterr().err
-        return
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     assert end.value.code == 0
@@ -35,7 +31,7 @@ def test_help_names_all_commands_and_stays_light() -> None:
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in (*COMMANDS, *LATER):
+    for command in COMMANDS:
         assert command in done.stdout
 
 
