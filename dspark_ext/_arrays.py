@@ -18,11 +18,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ArgumentError", "Checker", "View", "empty", "is_torch", "on_device", "to_numpy"]
+__all__ = [
+    "ArgumentError",
+    "Checker",
+    "View",
+    "empty",
+    "is_torch",
+    "item_size",
+    "on_device",
+    "to_numpy",
+]
 
 #: dtype name -> code of ``dspark_dtype``.
-DTYPE_CODE = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
+DTYPE_CODE = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3fn": 4}
 FLOATS = ("float32", "bfloat16", "float16")
+#: Element types of a paged cache.
+KV_FLOATS = (*FLOATS, "float8_e4m3fn")
+#: Bytes of the types that NumPy does not know by name.
+_SIZES = {"bfloat16": 2, "float8_e4m3fn": 1}
 INTS = ("int32", "int64")
 BOOLS = ("uint8", "bool", "int8")
 
@@ -57,13 +70,18 @@ def on_device(x: Any) -> bool:
     return device_name(x) != "cpu"
 
 
+def item_size(dtype: str) -> int:
+    """Return the bytes of an element of a named dtype."""
+    return _SIZES.get(dtype) or np.dtype(dtype).itemsize
+
+
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array of the same values; bfloat16 becomes float32 (exact)."""
+    """Return a NumPy array of the same values; bfloat16 and float8 become float32 (exact)."""
     if is_torch(x):
         x = x.detach().cpu().resolve_neg()
-        return x.float().numpy() if dtype_name(x) == "bfloat16" else x.numpy()
+        return x.float().numpy() if dtype_name(x) in _SIZES else x.numpy()
     x = np.asarray(x)
-    return x.astype(np.float32) if dtype_name(x) == "bfloat16" else x
+    return x.astype(np.float32) if dtype_name(x) in _SIZES else x
 
 
 class View(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dspark_ext import _C, _arrays
-from dspark_ext._arrays import View
+from dspark_ext._arrays import View, item_size
 
 __all__ = ["load", "run"]
 
@@ -41,7 +41,7 @@ def load() -> bool:
 
 def _extent(v: View) -> tuple[int, int]:
     """Address and bytes of what an array spans."""
-    itemsize = 2 if v.dtype in ("bfloat16", "float16") else np.dtype(v.dtype).itemsize
+    itemsize = item_size(v.dtype)
     if 0 in v.shape:
         return v.ptr, 0
     reach = [(n - 1) * s for n, s in zip(v.shape, v.strides, strict=True)]

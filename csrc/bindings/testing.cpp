@@ -51,6 +51,8 @@ void register_testing(py::module_& parent) {
   map<float, uint16_t>(m, "f32_to_f16", [](float x) { return f32_to_f16(x); });
   map<uint16_t, float>(m, "bf16_to_f32", [](uint16_t x) { return bf16_to_f32(x); });
   map<uint16_t, float>(m, "f16_to_f32", [](uint16_t x) { return f16_to_f32(x); });
+  map<float, uint8_t>(m, "f32_to_f8", [](float x) { return f32_to_f8(x); });
+  map<uint8_t, float>(m, "f8_to_f32", [](uint8_t x) { return f8_to_f32(x); });
   map<float, uint32_t>(m, "ordered_f32", [](float x) { return ordered_f32(x); });
   map<double, uint64_t>(m, "ordered_f64", [](double x) { return ordered_f64(x); });
   m.def("philox", [](uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {

@@ -41,6 +41,25 @@ inline void check_float_dtype(Problems& problems, const char* name, int32_t dtyp
                  "%s: got dtype code %d, expected f32, bf16 or f16", name, dtype);
 }
 
+/// The element type of a paged cache.
+inline void check_kv_dtype(Problems& problems, const char* name, int32_t dtype) {
+  const bool known =
+      dtype == DSPARK_F32 || dtype == DSPARK_BF16 || dtype == DSPARK_F16 || dtype == DSPARK_F8_E4M3;
+  DSPARK_REQUIRE(problems, known, "%s: got dtype code %d, expected f32, bf16, f16 or f8_e4m3", name,
+                 dtype);
+}
+
+/// The scale of a paged cache; its values are the device's business.
+inline void check_kv_scale(Problems& problems, const char* name, const float* scale, int32_t stride,
+                           int32_t cache_dtype) {
+  if (scale == nullptr) return;
+  DSPARK_REQUIRE(problems, cache_dtype == DSPARK_F8_E4M3,
+                 "%s: got an array with dtype code %d, expected NULL unless the cache is f8_e4m3",
+                 name, cache_dtype);
+  DSPARK_REQUIRE(problems, stride == 0 || stride == 1, "%s_stride: got %d, expected 0 or 1", name,
+                 stride);
+}
+
 /// For the families that have a CPU backend only.
 inline void check_cpu_device(Problems& problems, dspark_device device) {
   DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,

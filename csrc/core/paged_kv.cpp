@@ -14,7 +14,9 @@ void check_sizes(dspark::Problems& problems, const dspark_paged_kv_params* p) {
   dspark::check_not_negative(problems, "max_pages", p->max_pages);
   dspark::check_not_negative(problems, "num_tokens", p->num_tokens);
   dspark::check_float_dtype(problems, "dtype", p->dtype);
-  dspark::check_float_dtype(problems, "cache_dtype", p->cache_dtype);
+  dspark::check_kv_dtype(problems, "cache_dtype", p->cache_dtype);
+  dspark::check_kv_scale(problems, "k_scale", p->k_scale, p->k_scale_stride, p->cache_dtype);
+  dspark::check_kv_scale(problems, "v_scale", p->v_scale, p->v_scale_stride, p->cache_dtype);
   DSPARK_REQUIRE(problems, p->rope_theta >= 0.0 && p->rope_theta - p->rope_theta == 0.0,
                  "rope_theta: got %g, expected 0 or a positive finite base", p->rope_theta);
   DSPARK_REQUIRE(problems, p->rope_theta == 0.0 || p->head_dim % 2 == 0,

@@ -30,7 +30,9 @@ void check_sizes(dspark::Problems& problems, const dspark_verify_attention_param
   dspark::check_not_negative(problems, "max_q_len", p->max_q_len);
   dspark::check_not_negative(problems, "window", p->window);
   dspark::check_float_dtype(problems, "dtype", p->dtype);
-  dspark::check_float_dtype(problems, "cache_dtype", p->cache_dtype);
+  dspark::check_kv_dtype(problems, "cache_dtype", p->cache_dtype);
+  dspark::check_kv_scale(problems, "k_scale", p->k_scale, p->k_scale_stride, p->cache_dtype);
+  dspark::check_kv_scale(problems, "v_scale", p->v_scale, p->v_scale_stride, p->cache_dtype);
   DSPARK_REQUIRE(problems, finite(p->scale), "scale: got %g, expected a finite number",
                  static_cast<double>(p->scale));
   DSPARK_REQUIRE(problems, finite(p->soft_cap) && p->soft_cap >= 0.0f,

@@ -49,13 +49,16 @@ void widen(float* to, const void* from, int32_t dtype, int n) {
   }
 }
 
-void narrow(void* to, int32_t dtype, const float* from, int n) {
+void narrow(void* to, int32_t dtype, const float* from, int n, float scale) {
   if (dtype == DSPARK_F32) {
     std::memcpy(to, from, sizeof(float) * static_cast<size_t>(n));
     return;
   }
   auto* h = static_cast<uint16_t*>(to);
-  if (dtype == DSPARK_BF16) {
+  if (dtype == DSPARK_F8_E4M3) {
+    auto* b = static_cast<uint8_t*>(to);
+    for (int i = 0; i < n; ++i) b[i] = f32_to_f8(from[i] / scale);
+  } else if (dtype == DSPARK_BF16) {
     for (int i = 0; i < n; ++i) h[i] = f32_to_bf16(from[i]);
   } else {
     for (int i = 0; i < n; ++i) h[i] = f32_to_f16(from[i]);
@@ -84,9 +87,24 @@ void* element(void* data, int32_t dtype, int64_t i) {
   return static_cast<char*>(data) + i * dtype_bytes(dtype);
 }
 
+// The scales of one of the caches.
+struct Scale {
+  const float* values;
+  int32_t stride;
+  float of(int64_t head) const { return kv_scale(values, stride, static_cast<int32_t>(head)); }
+};
+
+bool scales_are_usable(const dspark_paged_kv_params& p) {
+  for (int64_t h = 0; h < p.num_kv_heads; ++h) {
+    const float k = Scale{p.k_scale, p.k_scale_stride}.of(h);
+    if (!is_kv_scale(k) || !is_kv_scale(Scale{p.v_scale, p.v_scale_stride}.of(h))) return false;
+  }
+  return true;
+}
+
 // One token's heads of k or v to one row of its cache. With `rotated`, the angles are set.
 void move_heads(const dspark_paged_kv_params& p, const Scratch& s, const void* from,
-                int64_t from_stride, void* to, bool rotated) {
+                int64_t from_stride, void* to, Scale scale, bool rotated) {
   const int d = p.head_dim;
   for (int64_t h = 0; h < p.num_kv_heads; ++h) {
     const void* source = advance(from, p.dtype, h * from_stride);
@@ -97,7 +115,7 @@ void move_heads(const dspark_paged_kv_params& p, const Scratch& s, const void* f
     }
     widen(s.row, source, p.dtype, d);
     if (rotated) rotate(s, d / 2);
-    narrow(target, p.cache_dtype, s.row, d);
+    narrow(target, p.cache_dtype, s.row, d, scale.of(h));
   }
 }
 
@@ -111,9 +129,10 @@ int32_t locate(const dspark_paged_kv_params& p, int64_t r, int64_t position, int
   return 0;
 }
 
-int32_t check_request(const dspark_paged_kv_params& p, int64_t r) {
+int32_t check_request(const dspark_paged_kv_params& p, int64_t r, bool usable) {
   const int64_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1], length = p.kv_len[r];
-  if (begin < 0 || end < begin || end > p.num_tokens || length < 0) return DSPARK_BAD_PARAM;
+  if (!usable || begin < 0 || end < begin || end > p.num_tokens || length < 0)
+    return DSPARK_BAD_PARAM;
   int32_t status = 0;
   int64_t unused;
   // One look per page: the first token of the append, then the first of every further page.
@@ -139,9 +158,9 @@ void append_run(const dspark_paged_kv_params& p, const Scratch& s, int64_t first
       const bool rotated = p.rope_theta > 0.0;
       if (rotated) set_angles(s, p.head_dim / 2, position);
       move_heads(p, s, advance(p.k, p.dtype, t * p.k_token_stride), p.k_head_stride,
-                 element(p.k_cache, p.cache_dtype, offset), rotated);
+                 element(p.k_cache, p.cache_dtype, offset), {p.k_scale, p.k_scale_stride}, rotated);
       move_heads(p, s, advance(p.v, p.dtype, t * p.v_token_stride), p.v_head_stride,
-                 element(p.v_cache, p.cache_dtype, offset), false);
+                 element(p.v_cache, p.cache_dtype, offset), {p.v_scale, p.v_scale_stride}, false);
     }
   }
 }
@@ -161,7 +180,8 @@ void paged_kv(const dspark_paged_kv_params& p, void* data) {
     shared.inv_freq[i] = p.rope_inv_freq != nullptr ? p.rope_inv_freq[i]
                                                     : std::pow(p.rope_theta, -2.0 * i / p.head_dim);
   }
-  for (int64_t r = 0; r < p.num_requests; ++r) p.status[r] = check_request(p, r);
+  const bool usable = scales_are_usable(p);
+  for (int64_t r = 0; r < p.num_requests; ++r) p.status[r] = check_request(p, r, usable);
 
   const int64_t bytes = INT64_C(2) * p.num_tokens * p.num_kv_heads * p.head_dim *
                         (dtype_bytes(p.dtype) + dtype_bytes(p.cache_dtype));

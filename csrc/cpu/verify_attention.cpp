@@ -109,11 +109,27 @@ struct Request {
   }
 };
 
-int32_t check_request(const Params& p, int64_t r, bool* bounds) {
+float k_scale(const Params& p, int64_t head) {
+  return kv_scale(p.k_scale, p.k_scale_stride, static_cast<int32_t>(head));
+}
+
+float v_scale(const Params& p, int64_t head) {
+  return kv_scale(p.v_scale, p.v_scale_stride, static_cast<int32_t>(head));
+}
+
+bool scales_are_usable(const Params& p) {
+  for (int64_t h = 0; h < p.num_kv_heads; ++h) {
+    if (!is_kv_scale(k_scale(p, h)) || !is_kv_scale(v_scale(p, h))) return false;
+  }
+  return true;
+}
+
+int32_t check_request(const Params& p, int64_t r, bool usable, bool* bounds) {
   const int64_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1], length = p.kv_len[r];
   *bounds = begin >= 0 && begin <= end && end <= p.num_tokens;
   if (!*bounds || end - begin > p.max_q_len || length < 0) return DSPARK_BAD_PARAM;
   if (begin == end) return 0;
+  if (!usable) return DSPARK_BAD_PARAM;
   const Request request(p, r);
   const int64_t capacity = static_cast<int64_t>(p.max_pages) * p.page_size;
   const int64_t high = min64(request.high(p, request.q_len - 1), capacity);
@@ -155,12 +171,13 @@ class Piece {
 
   void load_queries(const Scratch& s) const {
     for (int64_t h = 0; h < shape_.heads; ++h) {
+      const float scale = p_.scale * k_scale(p_, head_ + h);
       for (int64_t t = 0; t < tokens_; ++t) {
         const int64_t token = request_.first_token + first_ + t;
         const int64_t head = (head_ + h) * shape_.group;
         loops_.widen(s.q + (h * rows_ + t * shape_.group) * shape_.width, shape_.width,
                      advance(p_.q, p_.dtype, token * p_.q_token_stride + head * p_.q_head_stride),
-                     p_.dtype, p_.q_head_stride, shape_.group, p_.head_dim, p_.scale);
+                     p_.dtype, p_.q_head_stride, shape_.group, p_.head_dim, scale);
       }
     }
   }
@@ -197,7 +214,8 @@ class Piece {
       void* out = static_cast<char*>(p_.out) + row * p_.head_dim * dtype_bytes(p_.dtype);
       float lse = -kInfinity;
       if (request_.low(p_, i) < request_.high(p_, i)) {
-        loops_.finish(out, p_.dtype, state, m, shape_.width, p_.head_dim);
+        loops_.finish(out, p_.dtype, state, m, shape_.width, p_.head_dim,
+                      v_scale(p_, head_ + m / rows_));
         const float sum = state.sum[m];
         lse = sum > 0.0f ? static_cast<float>(state.max[m] + log_f64(sum)) : state.max[m] + sum;
       } else {
@@ -303,11 +321,12 @@ Memory memory_of(const Params& p, const Shape& shape, void* data) {
 
 // Status of every request, rows without work, and the pieces of the rest. Returns multiply-adds.
 double lay_out(const Params& p, const Shape& shape, const Memory& memory) {
+  const bool usable = scales_are_usable(p);
   double work = 0.0;
   memory.first_piece[0] = 0;
   for (int64_t r = 0; r < p.num_requests; ++r) {
     bool bounds;
-    p.status[r] = check_request(p, r, &bounds);
+    p.status[r] = check_request(p, r, usable, &bounds);
     const int64_t q_len = bounds ? INT64_C(0) + p.cu_seqlens[r + 1] - p.cu_seqlens[r] : 0;
     int64_t pieces = 0;
     if (p.status[r] == 0) {

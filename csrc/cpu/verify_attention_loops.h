@@ -49,8 +49,9 @@ struct VerifyAttentionLoops {
   /// Row `row` of `part`, whose keys come later, into `total`; with `starts`, `total` has none yet.
   void (*merge)(const AttentionState& total, const AttentionState& part, int row, int width,
                 bool starts);
-  /// acc / sum of row `row` to `d` elements of `out`.
-  void (*finish)(void* out, int32_t dtype, const AttentionState& state, int row, int width, int d);
+  /// acc / sum * scale of row `row` to `d` elements of `out`.
+  void (*finish)(void* out, int32_t dtype, const AttentionState& state, int row, int width, int d,
+                 float scale);
 };
 
 namespace baseline {

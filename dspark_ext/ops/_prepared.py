@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Prepared", "addresses", "signature", "zeros_like"]
+__all__ = ["Prepared", "addresses", "all_as_given", "signature", "zeros_like"]
 
 _LIMIT = 256  # shapes kept per thread and family; a decoder uses a few
 
@@ -37,6 +37,11 @@ def signature(arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(
         [None if x is None else (x.shape, x.strides, x.dtype, x.flags.writeable) for x in arrays]
     )
+
+
+def all_as_given(pairs: tuple[tuple[Any, Any], ...]) -> bool:
+    """Return whether each (view, argument) is the caller's own array, not a converted copy."""
+    return all(x is None if v is None else v.array is x for v, x in pairs)
 
 
 def addresses(arrays: tuple[Any, ...]) -> list[int]:

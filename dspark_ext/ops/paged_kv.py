@@ -9,8 +9,8 @@ import numpy as np
 
 from dspark_ext import _C, _backend
 from dspark_ext._arrays import FLOATS, Checker, View, empty, on_device, to_numpy, view
-from dspark_ext.ops._paging import check_caches, check_writable
-from dspark_ext.ops._prepared import Prepared, addresses, signature
+from dspark_ext.ops._paging import check_caches, check_scale, check_writable, scale_stride
+from dspark_ext.ops._prepared import Prepared, addresses, all_as_given, signature
 from dspark_ext.ops.rope import Rope
 
 __all__ = ["paged_kv_append", "paged_kv_commit"]
@@ -45,9 +45,11 @@ def paged_kv_append(
     k, v : array, shape (B, Hkv, D), float32 | bfloat16 | float16
         New rows, in the order of ``cu_seqlens``. Token and head strides are free. Rows past
         ``cu_seqlens[R]`` are padding and never read.
-    k_cache, v_cache : array, shape (pages, page_size, Hkv, D), float32 | bfloat16 | float16
-        Written in place; any strides with a contiguous last dimension, the same for both. The
-        dtype may differ from that of ``k``: a value is rounded once, after the rotation.
+    k_cache, v_cache : array, shape (pages, page_size, Hkv, D)
+        float32, bfloat16, float16 or float8_e4m3fn. Written in place; any strides with a contiguous
+        last dimension, the same for both. The dtype may differ from that of ``k``: a value is
+        rounded once, after the rotation. float8_e4m3fn takes the nearest element to ``x / scale``;
+        what is beyond 448 becomes 448, NaN stays NaN.
     page_table : array, shape (R, max_pages), int32
         Page ids; -1 = none. Rows may be strided.
     kv_len : array, shape (R,), int
@@ -57,8 +59,10 @@ def paged_kv_append(
     rope : Rope, optional
         Rotate ``k`` (half-split) at its position; angles in float64, their cosine and sine in
         float32. Needs an even ``D``.
-    k_scale, v_scale : None
-        Scales of an fp8 cache; not supported yet.
+    k_scale, v_scale : float or array, shape () | (1,) | (Hkv,), float32, optional
+        Scales of a float8_e4m3fn cache, one or one a KV head: a key is ``k_scale * element``. 1
+        when absent. Not taken with other caches. Anything but an array of (1,) or (Hkv,) is
+        converted at each call.
     out : array, shape (R,), int32, optional
         Preallocated status.
     strict : bool
@@ -72,14 +76,14 @@ def paged_kv_append(
         Status bits. ``KV_OVERFLOW`` (position beyond the page table) and ``BAD_PAGE`` (page id
         negative or >= pages): that token is not written, the request's other tokens are.
         ``BAD_PARAM`` (negative ``kv_len``, bounds that decrease or leave [0, B]): nothing of the
-        request is written.
+        request is written; a scale on a device that is not a positive finite number: nothing is
+        written at all.
 
     Raises
     ------
     ArgumentError
-        Lists every argument whose shape, dtype or device is wrong; nothing has been written.
-    NotImplementedError
-        ``k_scale`` or ``v_scale`` given.
+        Lists every argument whose shape, dtype, device or (scales) value is wrong; nothing has been
+        written.
 
     Notes
     -----
@@ -95,12 +99,7 @@ def paged_kv_append(
     >>> cache[0, :, :, 0, 0].tolist(), status.tolist()  # positions 1, 2, 3; page 1 comes first
     ([[1.0, 1.0], [0.0, 1.0]], [0])
     """
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError(
-            "paged_kv_append: k_scale, v_scale: fp8 caches are missing in this release; "
-            "use a float32, bfloat16 or float16 cache without scales"
-        )
-    arrays = (k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, out)
+    arrays = (k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, out)
     key = None
     if backend in (None, "cpu") and (rope is None or isinstance(rope, Rope)):
         seen = signature(arrays)
@@ -120,7 +119,7 @@ def paged_kv_append(
 def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None, key: Any) -> Any:
     """Check everything, run, and keep the params object when later calls may reuse it."""
     check = Checker("paged_kv_append")
-    k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, out = arrays
+    k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, out = arrays
     v_k = check.array("k", k, ("B", "Hkv", "D"))
     v_v = check.array("v", v, ("B", "Hkv", "D"), FLOATS if v_k is None else (v_k.dtype,))
     caches = check_caches(check, k_cache, v_cache)
@@ -130,13 +129,17 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
     requests = check.sizes.get("R", 0)
     v_len = check.per_request("kv_len", kv_len, requests, "int32", optional=False)
     v_cu = check.per_request("cu_seqlens", cu_seqlens, requests + 1, "int32", optional=False)
+    scales = (
+        check_scale(check, "k_scale", k_scale, caches[0]),
+        check_scale(check, "v_scale", v_scale, caches[1]),
+    )
     o_status = check.output("out", out, (requests,), "int32")
     if rope is not None and check.require(isinstance(rope, Rope), "rope", rope, "a dx.Rope"):
         d = check.sizes.get("D", 2)
         check.require(d % 2 == 0, "k", f"head size {d}", "an even one with rope")
     backend = _backend.resolve(check, backend)
     check.done()
-    views = (v_k, v_v, *caches, v_table, v_len, v_cu, o_status)
+    views = (v_k, v_v, *caches, v_table, v_len, v_cu, *scales, o_status)
     assert o_status is not None
     if backend == "reference":
         _run_reference(views, rope)
@@ -151,13 +154,14 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
         params.rope_inv_freq = frequencies.ptr
     _backend.run("paged_kv", params, backend, check.like)
     assert v_len is not None and v_cu is not None
-    if key is not None and v_len.array is kv_len and v_cu.array is cu_seqlens and backend == "cpu":
+    small = ((v_len, kv_len), (v_cu, cu_seqlens), (scales[0], k_scale), (scales[1], v_scale))
+    if key is not None and backend == "cpu" and all_as_given(small):
         _prepared.keep(key, params)
     return o_status.array
 
 
 def _params(views: tuple[View | None, ...], rope: Rope | None) -> Any:
-    k, v, k_cache, _, table, *_ = views
+    k, v, k_cache, _, table, _, _, k_scale, v_scale, _ = views
     assert k is not None and v is not None and k_cache is not None and table is not None
     p = _C.PagedKvParams()
     p.num_tokens, p.num_kv_heads, p.head_dim = k.shape
@@ -169,17 +173,22 @@ def _params(views: tuple[View | None, ...], rope: Rope | None) -> Any:
     p.v_token_stride, p.v_head_stride = v.strides[:2]
     p.page_stride, p.row_stride, p.head_stride = k_cache.strides[:3]
     p.page_table_stride = table.strides[0]
+    p.k_scale_stride, p.v_scale_stride = scale_stride(k_scale), scale_stride(v_scale)
     if rope is not None:
         p.rope_theta = rope.theta
     return p
 
 
 def _run_reference(views: tuple[View | None, ...], rope: Rope | None) -> None:
-    k, v, k_cache, v_cache, table, kv_len, cu, _ = (to_numpy(x.array) for x in views if x)
+    arrays = [None if x is None else to_numpy(x.array) for x in views]
+    k, v, k_cache, v_cache, table, kv_len, cu, k_scale, v_scale, _ = arrays
     new_k, new_v = np.array(k_cache), np.array(v_cache)
+    cache = views[2]
     answer = _backend.reference("paged_kv", "paged_kv_append")(
-        k, v, new_k, new_v, page_table=table, kv_len=kv_len, cu_seqlens=cu, rope=rope
-    )
+        k, v, new_k, new_v, page_table=table, kv_len=kv_len, cu_seqlens=cu, rope=rope,
+        k_scale=k_scale, v_scale=v_scale,
+        dtype="f8_e4m3" if cache is not None and cache.dtype == "float8_e4m3fn" else None,
+    )  # fmt: skip
     for target, values in zip((*views[2:4], views[-1]), (new_k, new_v, answer), strict=True):
         assert target is not None
         _backend.copy_into(target, values)

@@ -11,8 +11,8 @@ import numpy as np
 
 from dspark_ext import _C, _backend
 from dspark_ext._arrays import Checker, View, dtype_name, full, is_integer, to_numpy
-from dspark_ext.ops._paging import check_caches
-from dspark_ext.ops._prepared import Prepared, addresses, signature, zeros_like
+from dspark_ext.ops._paging import check_caches, check_scale, scale_stride
+from dspark_ext.ops._prepared import Prepared, addresses, all_as_given, signature, zeros_like
 from dspark_ext.results import Plan
 
 __all__ = ["verify_attention"]
@@ -55,8 +55,9 @@ def verify_attention(
     ----------
     q : array, shape (B, Hq, D), float32 | bfloat16 | float16
         Query rows; token and head strides are free. Rows past ``cu_seqlens[R]`` are padding.
-    k_cache, v_cache : array, shape (pages, page_size, Hkv, D), float32 | bfloat16 | float16
-        As filled by :func:`paged_kv_append`; the dtype may differ from that of ``q``.
+    k_cache, v_cache : array, shape (pages, page_size, Hkv, D)
+        float32, bfloat16, float16 or float8_e4m3fn, as filled by :func:`paged_kv_append`; the dtype
+        may differ from that of ``q``.
     page_table : array, shape (R, max_pages), int32
         Page ids; -1 = none.
     kv_len : array, shape (R,), int
@@ -73,8 +74,10 @@ def verify_attention(
         s > 0: a score x becomes s tanh(x / s).
     scale : float, optional
         Factor of the scores; 1 / sqrt(D) when absent.
-    k_scale, v_scale : None
-        Scales of an fp8 cache; not supported yet.
+    k_scale, v_scale : float or array, shape () | (1,) | (Hkv,), float32, optional
+        Scales of a float8_e4m3fn cache, one or one a KV head: a key is ``k_scale * element``. 1
+        when absent. Not taken with other caches. Anything but an array of (1,) or (Hkv,) is
+        converted at each call.
     batch_invariant : bool
         A row's bytes depend on its own request only, and not on later keys, so they are the same
         in any batch and for any draft length. The CPU backend always works so.
@@ -97,15 +100,14 @@ def verify_attention(
         A row without keys gives 0 and -inf. Padding rows of a preallocated result stay as they
         are. A request with trouble gets NaN in its rows: ``BAD_PAGE`` (a page that its rows need
         is negative or >= pages), ``KV_OVERFLOW`` (``kv_len`` beyond the page table), ``BAD_PARAM``
-        (negative ``kv_len``, more than ``max_q_len`` rows; bounds that decrease or leave [0, B],
+        (negative ``kv_len``, more than ``max_q_len`` rows, a scale on a device that is not a
+        positive finite number; bounds that decrease or leave [0, B],
         and then nothing is written for it).
 
     Raises
     ------
     ArgumentError
         Lists every argument whose shape, dtype, range or device is wrong; nothing was written.
-    NotImplementedError
-        ``k_scale`` or ``v_scale`` given.
 
     Notes
     -----
@@ -121,14 +123,10 @@ def verify_attention(
     ...                  kv_len=[3], cu_seqlens=[0, 2], max_q_len=2)[:, 0].tolist()
     [[1.0, 2.0], [2.0, 3.0]]
     """
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError(
-            "verify_attention: k_scale, v_scale: fp8 caches are missing in this release; "
-            "use a float32, bfloat16 or float16 cache without scales"
-        )
     work = plan.work if isinstance(plan, Plan) else plan
     o, lse = out if return_lse and isinstance(out, tuple) and len(out) == 2 else (out, None)
-    arrays = (q, k_cache, v_cache, page_table, kv_len, cu_seqlens, work, o, lse, status)
+    scales = k_scale, v_scale
+    arrays = (q, k_cache, v_cache, page_table, kv_len, cu_seqlens, *scales, work, o, lse, status)
     options = (max_q_len, causal, window, soft_cap, scale, batch_invariant, return_lse)
     plain = backend in (None, "cpu") and _PLAIN.issuperset(map(type, options))
     key = (signature(arrays), options) if plain else None
@@ -140,7 +138,7 @@ def verify_attention(
         o = zeros_like(q) if o is None else o
         lse = full(q.shape[:2], -math.inf, "float32", q) if return_lse and lse is None else lse
         status = spare_status if status is None else status
-        params.set_arrays(*addresses((*arrays[:7], o, lse, status)))
+        params.set_arrays(*addresses((*arrays[:9], o, lse, status)))
         params.num_threads = _backend.num_threads()
         _backend.run("verify_attention", params)
     _backend.raise_on_trouble("verify_attention", status, strict)
@@ -152,13 +150,19 @@ def _first_call(
 ) -> tuple[Any, Any, Any]:
     """Check everything, run, and keep the params object when later calls may reuse it."""
     check = Checker("verify_attention")
-    q, k_cache, v_cache, page_table, kv_len, cu_seqlens, work, _, _, status = arrays
+    q, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, work, _, _, status = (
+        arrays
+    )
     v_q = check.array("q", q, ("B", "Hq", "D"))
     caches = check_caches(check, k_cache, v_cache)
     v_table = check.array("page_table", page_table, ("R", "max_pages"), ("int32",))
     requests = check.sizes.get("R", 0)
     v_len = check.per_request("kv_len", kv_len, requests, "int32", optional=False)
     v_cu = check.per_request("cu_seqlens", cu_seqlens, requests + 1, "int32", optional=False)
+    scales = (
+        check_scale(check, "k_scale", k_scale, caches[0]),
+        check_scale(check, "v_scale", v_scale, caches[1]),
+    )
     v_work = check.array("plan", work, (None,), ("int32",), optional=True, contiguous=True)
     if v_work is not None:
         needed = 4 + 3 * requests
@@ -168,7 +172,8 @@ def _first_call(
     check.require(v_q is None or fits, "q", f"{heads} heads", f"a multiple of Hkv = {kv_heads}")
     options = _check_options(check, options, check.sizes.get("D", 1))
     shape = () if v_q is None else v_q.shape
-    views = (v_q, *caches, v_table, v_len, v_cu, v_work, *_outputs(check, shape, arrays, options))
+    inputs = (v_q, *caches, v_table, v_len, v_cu, *scales, v_work)
+    views = (*inputs, *_outputs(check, shape, arrays, options))
     backend = _backend.resolve(check, backend)
     check.done()
     o_out, o_lse, o_status = views[-3:]
@@ -181,7 +186,8 @@ def _first_call(
     params.set_arrays(*(_backend.ptr(x) for x in views))
     _backend.run("verify_attention", params, backend, check.like)
     kept = key is not None and key[0] is not None and backend == "cpu"
-    if kept and v_len.array is kv_len and v_cu.array is cu_seqlens:
+    small = ((v_len, kv_len), (v_cu, cu_seqlens), (scales[0], k_scale), (scales[1], v_scale))
+    if kept and all_as_given(small):
         _prepared.keep(key, (params, o_status.array if status is None else None))
     return result
 
@@ -232,7 +238,7 @@ def _number(x: Any) -> float | None:
 
 
 def _params(views: tuple[View | None, ...], options: tuple[Any, ...]) -> Any:
-    q, k_cache, _, table, _, _, work, *_ = views
+    q, k_cache, _, table, _, _, k_scale, v_scale, work, *_ = views
     assert q is not None and k_cache is not None and table is not None
     p = _C.VerifyAttentionParams()
     p.num_tokens, p.num_q_heads, p.head_dim = q.shape
@@ -243,13 +249,16 @@ def _params(views: tuple[View | None, ...], options: tuple[Any, ...]) -> Any:
     p.q_token_stride, p.q_head_stride = q.strides[:2]
     p.page_stride, p.row_stride, p.head_stride = k_cache.strides[:3]
     p.page_table_stride = table.strides[0]
+    p.k_scale_stride, p.v_scale_stride = scale_stride(k_scale), scale_stride(v_scale)
     p.work_size = 0 if work is None else work.shape[0]
     p.max_q_len, p.causal, p.window, p.soft_cap, p.scale, p.batch_invariant, _ = options
     return p
 
 
 def _run_reference(views: tuple[View | None, ...], options: tuple[Any, ...]) -> None:
-    q, k_cache, v_cache, table, kv_len, cu = (to_numpy(x.array) for x in views[:6] if x)
+    arrays = [None if x is None else to_numpy(x.array) for x in views[:8]]
+    q, k_cache, v_cache, table, kv_len, cu, k_scale, v_scale = arrays
+    assert q is not None and cu is not None
     o_out, o_lse, o_status = views[-3:]
     assert o_out is not None and o_status is not None
     status = np.zeros(o_status.shape, np.int32)
@@ -266,6 +275,8 @@ def _run_reference(views: tuple[View | None, ...], options: tuple[Any, ...]) -> 
         window=window,
         soft_cap=soft_cap,
         scale=scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
         return_lse=True,
         status=status,
     )

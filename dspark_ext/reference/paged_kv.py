@@ -12,7 +12,7 @@ from dspark_ext.reference._arguments import active_mask
 from dspark_ext.reference.rounding import DType, round_to
 from dspark_ext.status import Status
 
-__all__ = ["locate", "paged_kv_append", "paged_kv_commit", "rotate_half_split"]
+__all__ = ["head_scales", "locate", "paged_kv_append", "paged_kv_commit", "rotate_half_split"]
 
 
 def locate(
@@ -33,6 +33,18 @@ def locate(
     if not 0 <= page < pages:
         return int(Status.BAD_PAGE), -1, -1
     return 0, page, position % page_size
+
+
+def head_scales(scale: ArrayLike | None, heads: int) -> tuple[NDArray[np.float64], bool]:
+    """One factor a KV head of a cache with scales, and whether all are positive and finite.
+
+    Examples
+    --------
+    >>> head_scales(0.5, 2)[0].tolist(), head_scales([1.0, -1.0], 2)[1]
+    ([0.5, 0.5], False)
+    """
+    values = np.broadcast_to(np.asarray(1.0 if scale is None else scale, np.float64), (heads,))
+    return values, bool(np.all(np.isfinite(values) & (values > 0)))
 
 
 def rotate_half_split(
@@ -90,19 +102,17 @@ def paged_kv_append(
         Lengths before the append; first rows.
     rope : object with ``inv_freq(head_dim)``, or a float base, optional
         Half-split rotation of k at its position, in float64.
-    dtype : {"f32", "bf16", "f16"}, optional
+    k_scale, v_scale : array_like, () or (Hkv,), optional
+        A row is divided by its head's scale before it is stored.
+    dtype : {"f32", "bf16", "f16", "f8_e4m3"}, optional
         Element type of the caches, rounded to once; by default the arrays' own.
 
     Returns
     -------
     ndarray, int32 (R,)
         KV_OVERFLOW or BAD_PAGE: that token is not written, the others are. BAD_PARAM (negative
-        kv_len, offsets that decrease or leave [0, B]): nothing of the request is written.
-
-    Raises
-    ------
-    NotImplementedError
-        ``k_scale`` or ``v_scale``: caches with scales.
+        kv_len, offsets that decrease or leave [0, B], any scale that is not a positive finite
+        number): nothing of the request is written.
 
     Examples
     --------
@@ -114,16 +124,18 @@ def paged_kv_append(
     >>> cache[0, :, :, 0, 0].tolist()
     [[1.0, 1.0], [0.0, 1.0]]
     """
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError("k_scale, v_scale: caches with scales are not implemented yet")
     new_k, new_v = np.asarray(k), np.asarray(v)
     table, offsets = np.asarray(page_table), np.asarray(cu_seqlens)
     lengths = np.asarray(kv_len)
     pages, page_size = k_cache.shape[:2]
+    (k_factor, k_good), (v_factor, v_good) = (
+        head_scales(scale, k_cache.shape[2]) for scale in (k_scale, v_scale)
+    )
     status = np.zeros(len(lengths), dtype=np.int32)
     for r in range(len(lengths)):
         begin, end, length = int(offsets[r]), int(offsets[r + 1]), int(lengths[r])
-        if not 0 <= begin <= end <= len(new_k) or length < 0:
+        good = k_good and v_good
+        if not (good and 0 <= begin <= end <= len(new_k)) or length < 0:
             status[r] |= int(Status.BAD_PARAM)
             continue
         for i in range(end - begin):
@@ -135,8 +147,8 @@ def paged_kv_append(
             if rope is not None:
                 inv_freq = _frequencies(rope, key.shape[-1])
                 key = rotate_half_split(key.astype(np.float64), length + i, inv_freq)
-            _store(k_cache, page, row, key, dtype)
-            _store(v_cache, page, row, new_v[begin + i], dtype)
+            _store(k_cache, page, row, key / k_factor[:, None], dtype)
+            _store(v_cache, page, row, new_v[begin + i] / v_factor[:, None], dtype)
     return status
 
 

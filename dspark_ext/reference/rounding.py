@@ -14,26 +14,29 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["LARGEST", "DType", "clean", "round_to"]
 
-DType = Literal["f32", "bf16", "f16"]
+DType = Literal["f32", "bf16", "f16", "f8_e4m3"]
 
 # significand bits after the leading one, smallest normal exponent
-_FORMAT = {"f32": (23, -126), "bf16": (7, -126), "f16": (10, -14)}
+_FORMAT = {"f32": (23, -126), "bf16": (7, -126), "f16": (10, -14), "f8_e4m3": (3, -6)}
 
 #: Largest finite value of each type.
 LARGEST: dict[str, float] = {
     "f32": float(np.finfo(np.float32).max),
     "bf16": (2.0 - 2.0**-7) * 2.0**127,
     "f16": 65504.0,
+    "f8_e4m3": 448.0,
 }
 
 
 def round_to(x: ArrayLike, dtype: DType) -> NDArray[np.float64]:
     """Round float64 values to ``dtype``, once, to nearest even; overflow becomes infinity.
 
+    FP8 E4M3 has no infinity: what lies beyond its largest value 448 becomes 448.
+
     Parameters
     ----------
     x : array_like
-    dtype : {"f32", "bf16", "f16"}
+    dtype : {"f32", "bf16", "f16", "f8_e4m3"}
 
     Returns
     -------
@@ -48,6 +51,8 @@ def round_to(x: ArrayLike, dtype: DType) -> NDArray[np.float64]:
     --------
     >>> round_to([1.00390625, 1.01171875], "bf16").tolist()
     [1.0, 1.015625]
+    >>> round_to([17.0, -1e6], "f8_e4m3").tolist()
+    [16.0, -448.0]
     """
     if dtype not in _FORMAT:
         raise ValueError(f"dtype: got {dtype!r}, expected one of {sorted(_FORMAT)}")
@@ -58,6 +63,8 @@ def round_to(x: ArrayLike, dtype: DType) -> NDArray[np.float64]:
     exponent = np.maximum(np.frexp(np.where(finite, x, 0.0))[1] - 1, smallest) - bits
     quantum = np.ldexp(1.0, exponent)
     rounded = np.where(finite, np.rint(np.where(finite, x, 0.0) / quantum) * quantum, x)
+    if dtype == "f8_e4m3":
+        return np.clip(rounded, -LARGEST[dtype], LARGEST[dtype])
     too_large = np.abs(rounded) > LARGEST[dtype]
     return np.where(too_large & finite, np.copysign(np.inf, x), rounded)
 

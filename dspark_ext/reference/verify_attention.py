@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dspark_ext.reference.paged_kv import locate
+from dspark_ext.reference.paged_kv import head_scales, locate
 from dspark_ext.reference.rounding import DType, round_to
 from dspark_ext.status import Status
 
@@ -83,6 +83,8 @@ def verify_attention(
     causal, window, soft_cap, scale
         Bottom-right causal or bidirectional; window > 0 bounds the past; soft_cap > 0 replaces a
         scaled score x by s tanh(x / s); scale is 1 / sqrt(D) by default.
+    k_scale, v_scale : array_like, () or (Hkv,), optional
+        Factors of the cached keys and values.
     batch_invariant, plan
         Without effect: every row is computed alone here.
     return_lse : bool
@@ -96,18 +98,14 @@ def verify_attention(
     out, or (out, lse)
         (B, Hq, D), and float32 (B, Hq) natural log. Rows of no request are 0 and -inf.
 
-    Raises
-    ------
-    NotImplementedError
-        ``k_scale`` or ``v_scale``: caches with scales.
-
     Notes
     -----
     Readings of the contract where it leaves a choice: only pages that hold a key some row of the
     request may see are looked at, so a page behind the window may be gone. A request that needs a
-    missing page (BAD_PAGE, KV_OVERFLOW), whose kv_len is negative or that has more rows than
-    ``max_q_len`` (BAD_PARAM) gives NaN in its rows: nothing can take them for a result. Offsets
-    that decrease or leave [0, B] set BAD_PARAM and claim no rows.
+    missing page (BAD_PAGE, KV_OVERFLOW), whose kv_len is negative, that has more rows than
+    ``max_q_len`` or a scale that is not a positive finite number (BAD_PARAM) gives NaN in its rows:
+    nothing can take them for a result. Offsets that decrease or leave [0, B] set BAD_PARAM and
+    claim no rows.
 
     Examples
     --------
@@ -118,19 +116,21 @@ def verify_attention(
     [0.5, 1.0]
     """
     del batch_invariant, plan
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError("k_scale, v_scale: caches with scales are not implemented yet")
     queries, keys, values = np.asarray(q), np.asarray(k_cache), np.asarray(v_cache)
     table, lengths, offsets = (np.asarray(x) for x in (page_table, kv_len, cu_seqlens))
     tokens, heads, head_dim = queries.shape
     group = heads // keys.shape[2]
     factor = 1.0 / np.sqrt(head_dim) if scale is None else float(scale)
+    (k_factor, k_good), (v_factor, v_good) = (
+        head_scales(given, keys.shape[2]) for given in (k_scale, v_scale)
+    )
     out, lse = np.zeros(queries.shape), np.full((tokens, heads), -np.inf)
     bits = np.zeros(len(lengths), np.int32) if status is None else status
     for r in range(len(lengths)):
         begin, end, length = int(offsets[r]), int(offsets[r + 1]), int(lengths[r])
-        too_many = max_q_len is not None and end - begin > max_q_len
-        if not 0 <= begin <= end <= tokens or length < 0 or too_many:
+        refused = max_q_len is not None and end - begin > max_q_len
+        refused |= end > begin and not (k_good and v_good)
+        if not 0 <= begin <= end <= tokens or length < 0 or refused:
             bits[r] |= int(Status.BAD_PARAM)
             if 0 <= begin <= end <= tokens:
                 out[begin:end], lse[begin:end] = np.nan, np.nan
@@ -144,8 +144,8 @@ def verify_attention(
                 trouble |= bit
             found = [(page, row) for bit, page, row in where if not bit]
             pages, rows = np.array(found, dtype=np.int64).reshape(-1, 2).T
-            k_seen = keys[pages, rows].astype(np.float64)  # [keys, Hkv, D]
-            v_seen = values[pages, rows].astype(np.float64)
+            k_seen = keys[pages, rows].astype(np.float64) * k_factor[:, None]  # [keys, Hkv, D]
+            v_seen = values[pages, rows].astype(np.float64) * v_factor[:, None]
             for h in range(heads):
                 out[begin + i, h], lse[begin + i, h] = _attend(
                     queries[begin + i, h].astype(np.float64),

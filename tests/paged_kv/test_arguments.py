@@ -77,12 +77,6 @@ def test_odd_head_size_with_rope() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
-def test_scales_are_not_here_yet(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        dx.paged_kv_append(**_arguments(), **{name: torch.ones(1)})
-
-
 def _frozen(x: Any) -> Any:
     x = np.array(x)
     x.flags.writeable = False

@@ -83,8 +83,8 @@ def test_theta_alone_gives_the_same_frequencies(rng: np.random.Generator) -> Non
         p.k_token_stride = p.k_head_stride = p.v_token_stride = p.v_head_stride = 8
         p.page_stride, p.row_stride, p.head_stride = 32, 8, 8
         p.rope_theta, p.rope_inv_freq = 1e4, frequencies
-        arrays = (k, k, pair[0], pair[1], table, kv_len, cu, status)
-        p.set_arrays(*(x.ctypes.data for x in arrays))
+        arrays = (k, k, pair[0], pair[1], table, kv_len, cu)
+        p.set_arrays(*(x.ctypes.data for x in arrays), 0, 0, status.ctypes.data)
         dx._backend.run("paged_kv", p)
     assert caches[0].any()
     np.testing.assert_allclose(caches[1], caches[0], rtol=0, atol=2**-22)

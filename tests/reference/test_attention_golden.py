@@ -232,15 +232,13 @@ def test_offsets_outside_the_batch_are_flagged(rng: np.random.Generator) -> None
     assert not out.any()
 
 
-def test_scales_say_not_yet() -> None:
-    empty = np.zeros((1, 1, 1, 1))
-    with pytest.raises(NotImplementedError, match="k_scale"):
-        verify_attention(
-            np.zeros((1, 1, 1)),
-            empty,
-            empty,
-            page_table=[[0]],
-            kv_len=[1],
-            cu_seqlens=[0, 1],
-            k_scale=1.0,
-        )
+def test_scales_are_factors_of_keys_and_values() -> None:
+    # One row over two keys: scores 0 and ln 3 after the scale, so the weights are 1/4 and 3/4.
+    keys, values = np.zeros((1, 2, 1, 1)), np.array([4.0, 8.0]).reshape(1, 2, 1, 1)
+    keys[0, 1] = 2 * np.log(3)
+    out, lse = verify_attention(
+        np.ones((1, 1, 1)), keys, values, page_table=[[0]], kv_len=[2], cu_seqlens=[0, 1],
+        k_scale=0.5, v_scale=[10.0], return_lse=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(out[0, 0, 0], 70.0)
+    np.testing.assert_allclose(lse[0, 0], np.log(4), rtol=1e-6)

@@ -28,10 +28,12 @@ class Batch:
     kv_len: torch.Tensor
     cu_seqlens: torch.Tensor
     max_q_len: int
+    k_scale: torch.Tensor | None = None  # of a cache in FP8
+    v_scale: torch.Tensor | None = None
 
     def call(self, **options: Any) -> Any:
         """Run the operator on this batch."""
-        names = ("page_table", "kv_len", "cu_seqlens", "max_q_len")
+        names = ("page_table", "kv_len", "cu_seqlens", "max_q_len", "k_scale", "v_scale")
         given = {name: getattr(self, name) for name in names} | options
         return dx.verify_attention(self.q, self.k_cache, self.v_cache, **given)
 
@@ -43,7 +45,9 @@ class Batch:
         """The first kv_len rows of a request in order, float64 [kv_len, Hkv, D]."""
         pages = self.page_table[r][self.page_table[r] >= 0].long()
         flat = cache[pages].reshape(-1, *cache.shape[2:])
-        return flat[: int(self.kv_len[r])].double().numpy()
+        scale = self.k_scale if cache is self.k_cache else self.v_scale
+        dense = flat[: int(self.kv_len[r])].double()
+        return (dense if scale is None else dense * scale.double().reshape(-1, 1)).numpy()
 
     def dense(
         self, causal: bool = True, window: int = 0, soft_cap: float = 0.0, scale: Any = None

@@ -155,11 +155,6 @@ def test_read_only_results(make_batch: Any) -> None:
     assert not frozen.any()
 
 
-def test_scales_are_not_here_yet(make_batch: Any) -> None:
-    with pytest.raises(NotImplementedError, match="k_scale"):
-        make_batch([2], [9]).call(k_scale=torch.ones(1))
-
-
 def test_int64_and_lists_are_accepted(make_batch: Any) -> None:
     batch = make_batch([2, 1], [9, 4])
     want = batch.call()

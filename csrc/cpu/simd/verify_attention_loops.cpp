@@ -154,6 +154,10 @@ static void transpose(float* to, const void* const* rows, int32_t dtype, int beg
       transpose_rows(to + n, rows + n, c, d, [](const void* row, int i) {
         return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
       });
+    } else if (dtype == DSPARK_F8_E4M3) {
+      transpose_rows(to + n, rows + n, 0, d, [](const void* row, int i) {
+        return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
+      });
     } else {
       transpose_rows(to + n, rows + n, 0, d, [](const void* row, int i) {
         return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
@@ -374,6 +378,9 @@ static void widen(float* to, int width, const void* from, int32_t dtype, int64_t
     widen_rows(to, width, stride, count, d, [=](int64_t i) { return f[i] * factor; });
   } else if (dtype == DSPARK_BF16) {
     widen_rows(to, width, stride, count, d, [=](int64_t i) { return bf16_to_f32(h[i]) * factor; });
+  } else if (dtype == DSPARK_F8_E4M3) {
+    const auto* b = static_cast<const uint8_t*>(from);
+    widen_rows(to, width, stride, count, d, [=](int64_t i) { return f8_to_f32(b[i]) * factor; });
   } else {
     widen_rows(to, width, stride, count, d, [=](int64_t i) { return f16_to_f32(h[i]) * factor; });
   }
@@ -399,8 +406,8 @@ static void merge(const AttentionState& total, const AttentionState& part, int r
   for (int i = 0; i < width; ++i) x[i] = mul_add(y[i], fb, x[i] * fa);
 }
 
-static void finish(void* out, int32_t dtype, const AttentionState& state, int row, int width,
-                   int d) {
+static void finish(void* out, int32_t dtype, const AttentionState& state, int row, int width, int d,
+                   float scale) {
   const float* x = state.acc + static_cast<int64_t>(row) * width;
   // Nothing but scores of -inf is as good as no key: 0 / 1, not 0 / 0.
   const float sum = state.sum[row] == 0.0f ? 1.0f : state.sum[row];
@@ -408,13 +415,13 @@ static void finish(void* out, int32_t dtype, const AttentionState& state, int ro
   auto* h = static_cast<uint16_t*>(out);
   if (dtype == DSPARK_F32) {
 #pragma omp simd
-    for (int i = 0; i < d; ++i) f[i] = x[i] / sum;
+    for (int i = 0; i < d; ++i) f[i] = x[i] / sum * scale;
   } else if (dtype == DSPARK_BF16) {
 #pragma omp simd
-    for (int i = 0; i < d; ++i) h[i] = f32_to_bf16(x[i] / sum);
+    for (int i = 0; i < d; ++i) h[i] = f32_to_bf16(x[i] / sum * scale);
   } else {
 #pragma omp simd
-    for (int i = 0; i < d; ++i) h[i] = f32_to_f16(x[i] / sum);
+    for (int i = 0; i < d; ++i) h[i] = f32_to_f16(x[i] / sum * scale);
   }
 }
 

@@ -62,9 +62,20 @@ __device__ __forceinline__ Piece<kElements> load_piece(const void* data, int32_t
 
 template <int kElements>
 __device__ __forceinline__ void store_piece(void* data, int32_t dtype, int64_t at,
-                                            const Piece<kElements>& piece) {
+                                            const Piece<kElements>& piece, float scale) {
   if constexpr (kElements == 1) {
-    store_f32(data, dtype, at, piece.x[0]);
+    store_kv(data, dtype, at, dtype == DSPARK_F8_E4M3 ? piece.x[0] / scale : piece.x[0]);
+  } else if (dtype == DSPARK_F8_E4M3) {
+    uint32_t w[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      w[i / 4] |= static_cast<uint32_t>(f32_to_f8(piece.x[i] / scale)) << (i % 4 * 8);
+    }
+    if constexpr (kElements == 4) {
+      *static_cast<uint32_t*>(const_cast<void*>(advance(data, dtype, at))) = w[0];
+    } else {
+      *static_cast<uint2*>(const_cast<void*>(advance(data, dtype, at))) = make_uint2(w[0], w[1]);
+    }
   } else {
     uint32_t w[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -102,6 +113,23 @@ __device__ __forceinline__ int32_t locate(const Params& p, int64_t r, int64_t po
   if (page < 0 || page >= p.num_pages) return DSPARK_BAD_PAGE;
   *offset = page * p.page_stride + position % p.page_size * p.row_stride;
   return 0;
+}
+
+/// The scales of one of the caches.
+struct Scale {
+  const float* values;
+  int32_t stride;
+};
+
+/// Whether all scales of the caches are positive finite numbers. One block; ends with a barrier.
+__device__ __forceinline__ bool scales_are_usable(const Params& p) {
+  if (p.k_scale == nullptr && p.v_scale == nullptr) return true;
+  int bad = 0;
+  for (int32_t h = static_cast<int32_t>(threadIdx.x); h < p.num_kv_heads; h += kThreads) {
+    bad |= !is_kv_scale(kv_scale(p.k_scale, p.k_scale_stride, h));
+    bad |= !is_kv_scale(kv_scale(p.v_scale, p.v_scale_stride, h));
+  }
+  return __syncthreads_or(bad) == 0;
 }
 
 // Status of a request: one look at every page that its append touches. One block.
@@ -142,12 +170,15 @@ __device__ __forceinline__ void set_angles(const Args& args, int64_t position, f
 // All heads of one token, unrotated: the same bytes, unless the cache has another dtype.
 template <int kElements>
 __device__ __forceinline__ void move_heads(const Params& p, const void* from, int64_t from_stride,
-                                           void* to, int64_t offset) {
+                                           void* to, int64_t offset, Scale scale) {
   const int32_t pieces = p.head_dim / kElements;
   for (int32_t q = static_cast<int32_t>(threadIdx.x); q < p.num_kv_heads * pieces; q += kThreads) {
     const int64_t h = q / pieces, i = static_cast<int64_t>(q % pieces) * kElements;
     const int64_t source = h * from_stride + i, target = offset + h * p.head_stride + i;
-    if (kElements > 1) {
+    if (p.cache_dtype == DSPARK_F8_E4M3) {
+      store_piece(to, p.cache_dtype, target, load_piece<kElements>(from, p.dtype, source),
+                  kv_scale(scale.values, scale.stride, static_cast<int32_t>(h)));
+    } else if (kElements > 1) {
       *static_cast<uint4*>(const_cast<void*>(advance(to, p.cache_dtype, target))) =
           *static_cast<const uint4*>(advance(from, p.dtype, source));
     } else if (p.dtype != p.cache_dtype) {
@@ -175,8 +206,9 @@ __device__ __forceinline__ void rotate_heads(const Params& p, const void* from, 
       low.x[e] = a.x[e] * cosine[i + e] - b.x[e] * sine[i + e];
       high.x[e] = b.x[e] * cosine[i + e] + a.x[e] * sine[i + e];
     }
-    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i, low);
-    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i + half, high);
+    const float scale = kv_scale(p.k_scale, p.k_scale_stride, static_cast<int32_t>(h));
+    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i, low, scale);
+    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i + half, high, scale);
   }
 }
 
@@ -189,7 +221,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   const int64_t r = blockIdx.x / args.slices;
   const int32_t slice = static_cast<int32_t>(blockIdx.x) % args.slices;
   Span span;
-  const bool legal = read_span(p, r, &span);
+  const bool usable = scales_are_usable(p);
+  const bool legal = read_span(p, r, &span) && usable;
   if (slice == 0) write_status(p, r, legal, span);
   if (!legal) return;
   for (int64_t t = span.begin + slice; t < span.end; t += args.slices) {
@@ -201,10 +234,11 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
       set_angles(args, position, cosine, sine);
       rotate_heads<kElements>(p, k, offset, cosine, sine);
     } else {
-      move_heads<kElements>(p, k, p.k_head_stride, p.k_cache, offset);
+      move_heads<kElements>(p, k, p.k_head_stride, p.k_cache, offset,
+                            Scale{p.k_scale, p.k_scale_stride});
     }
     move_heads<kElements>(p, advance(p.v, p.dtype, t * p.v_token_stride), p.v_head_stride,
-                          p.v_cache, offset);
+                          p.v_cache, offset, Scale{p.v_scale, p.v_scale_stride});
   }
 }
 

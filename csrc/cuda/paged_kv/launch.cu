@@ -15,18 +15,22 @@ using Params = dspark_paged_kv_params;
 constexpr int32_t kBlocks = 1024;
 
 bool multiple(int64_t value, int64_t of) { return value % of == 0; }
-bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+bool aligned(const void* pointer, int64_t to) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(to) == 0;
+}
 
-// Elements that can be moved as 16 bytes everywhere, 1 if that cannot be.
+// Elements that can be moved as 16 bytes of k and v everywhere (a cache in FP8 takes 4 or 8 bytes
+// of them), 1 if that cannot be.
 int32_t choose_piece(const Params& p) {
-  if (p.dtype != p.cache_dtype) return 1;
+  if (p.dtype != p.cache_dtype && p.cache_dtype != DSPARK_F8_E4M3) return 1;
   const int32_t n = p.dtype == DSPARK_F32 ? 4 : 8;
+  const int64_t bytes = n * dtype_bytes(p.cache_dtype);
   const bool rotates = p.rope_theta > 0.0;
   const bool fits = multiple(p.head_dim, rotates ? 2 * n : n) && multiple(p.k_token_stride, n) &&
                     multiple(p.k_head_stride, n) && multiple(p.v_token_stride, n) &&
                     multiple(p.v_head_stride, n) && multiple(p.page_stride, n) &&
-                    multiple(p.row_stride, n) && multiple(p.head_stride, n) && aligned(p.k) &&
-                    aligned(p.v) && aligned(p.k_cache) && aligned(p.v_cache);
+                    multiple(p.row_stride, n) && multiple(p.head_stride, n) && aligned(p.k, 16) &&
+                    aligned(p.v, 16) && aligned(p.k_cache, bytes) && aligned(p.v_cache, bytes);
   return fits ? n : 1;
 }
 

@@ -8,11 +8,13 @@
 // DSPARK_KV_OVERFLOW, a page id outside [0, num_pages) sets DSPARK_BAD_PAGE; that token is not
 // written, the request's other tokens are. A negative kv_len, or bounds that are not
 // 0 <= cu_seqlens[r] <= cu_seqlens[r + 1] <= num_tokens, set DSPARK_BAD_PARAM and nothing of the
-// request is written. Two requests must not share a page that the append writes to.
+// request is written; so does a scale that is not a positive finite number, for every request. Two
+// requests must not share a page that the append writes to.
 //
 // Rotation is half-split: with a = pos * inv_freq[i] (float64; its cosine and sine are rounded to
 // float32 once), elements i and i + D / 2 become x_i cos a - x_{i+D/2} sin a and
-// x_{i+D/2} cos a + x_i sin a. k is rounded to the cache dtype once, after the rotation.
+// x_{i+D/2} cos a + x_i sin a. k is rounded to the cache dtype once, after the rotation. A cache in
+// FP8 E4M3 takes the nearest element to x / scale, saturating at +-448; NaN stays NaN.
 #ifndef DSPARK_PAGED_KV_H_
 #define DSPARK_PAGED_KV_H_
 
@@ -24,33 +26,37 @@ extern "C" {
 
 /// Arguments of dspark_paged_kv(): append. R = num_requests, B = cu_seqlens[R].
 typedef struct dspark_paged_kv_params {
-  uint32_t struct_size;         ///< sizeof(dspark_paged_kv_params)
-  int32_t num_requests;         ///< R >= 0
-  int32_t num_kv_heads;         ///< Hkv >= 1
-  int32_t head_dim;             ///< D >= 1; even with rope
-  int32_t page_size;            ///< tokens in a page, >= 1
-  int32_t num_pages;            ///< pages in the caches
-  int32_t max_pages;            ///< columns of page_table
-  int32_t num_tokens;           ///< rows of k and v; an upper bound on cu_seqlens[R]
-  int32_t num_threads;          ///< CPU threads to use; 0 = as many as OpenMP has
-  int32_t dtype;                ///< of k and v: f32, bf16 or f16
-  int32_t cache_dtype;          ///< of the caches: f32, bf16 or f16
-  const void* k;                ///< [B, Hkv, D] new keys
-  int64_t k_token_stride;       ///< elements between tokens
-  int64_t k_head_stride;        ///< elements between heads
-  const void* v;                ///< [B, Hkv, D] new values
-  int64_t v_token_stride;       ///< elements between tokens
-  int64_t v_head_stride;        ///< elements between heads
-  void* k_cache;                ///< [num_pages, page_size, Hkv, D]
-  void* v_cache;                ///< [num_pages, page_size, Hkv, D]
-  int64_t page_stride;          ///< elements between pages (both caches)
-  int64_t row_stride;           ///< elements between rows of a page (both caches)
-  int64_t head_stride;          ///< elements between heads of a row (both caches)
-  const int32_t* page_table;    ///< [R, max_pages] page ids, -1 = none
-  int64_t page_table_stride;    ///< elements between requests
-  const int32_t* kv_len;        ///< [R] lengths BEFORE the append
-  const int32_t* cu_seqlens;    ///< [R + 1] rows of each request in k and v; device data
-  double rope_theta;            ///< 0 = no rotation; else half-split RoPE on k at its position
+  uint32_t struct_size;       ///< sizeof(dspark_paged_kv_params)
+  int32_t num_requests;       ///< R >= 0
+  int32_t num_kv_heads;       ///< Hkv >= 1
+  int32_t head_dim;           ///< D >= 1; even with rope
+  int32_t page_size;          ///< tokens in a page, >= 1
+  int32_t num_pages;          ///< pages in the caches
+  int32_t max_pages;          ///< columns of page_table
+  int32_t num_tokens;         ///< rows of k and v; an upper bound on cu_seqlens[R]
+  int32_t num_threads;        ///< CPU threads to use; 0 = as many as OpenMP has
+  int32_t dtype;              ///< of k and v: f32, bf16 or f16
+  int32_t cache_dtype;        ///< of the caches: f32, bf16, f16 or f8_e4m3
+  const void* k;              ///< [B, Hkv, D] new keys
+  int64_t k_token_stride;     ///< elements between tokens
+  int64_t k_head_stride;      ///< elements between heads
+  const void* v;              ///< [B, Hkv, D] new values
+  int64_t v_token_stride;     ///< elements between tokens
+  int64_t v_head_stride;      ///< elements between heads
+  void* k_cache;              ///< [num_pages, page_size, Hkv, D]
+  void* v_cache;              ///< [num_pages, page_size, Hkv, D]
+  int64_t page_stride;        ///< elements between pages (both caches)
+  int64_t row_stride;         ///< elements between rows of a page (both caches)
+  int64_t head_stride;        ///< elements between heads of a row (both caches)
+  const float* k_scale;       ///< [Hkv] or one value, f8_e4m3 only: key = scale * element; NULL = 1
+  const float* v_scale;       ///< the same for values
+  int32_t k_scale_stride;     ///< elements between heads: 1 for [Hkv], 0 for one value
+  int32_t v_scale_stride;     ///< elements between heads: 1 for [Hkv], 0 for one value
+  const int32_t* page_table;  ///< [R, max_pages] page ids, -1 = none
+  int64_t page_table_stride;  ///< elements between requests
+  const int32_t* kv_len;      ///< [R] lengths BEFORE the append
+  const int32_t* cu_seqlens;  ///< [R + 1] rows of each request in k and v; device data
+  double rope_theta;          ///< 0 = no rotation; else half-split RoPE on k at its position
   const double* rope_inv_freq;  ///< [D / 2] radians per position, or NULL: theta^(-2i / D)
   int32_t* status;              ///< [R] out: status bits
 } dspark_paged_kv_params;

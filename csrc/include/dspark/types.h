@@ -33,10 +33,11 @@ extern "C" {
 
 /// Element type of an array.
 typedef enum dspark_dtype {
-  DSPARK_F32 = 0,   ///< IEEE binary32
-  DSPARK_BF16 = 1,  ///< bfloat16
-  DSPARK_F16 = 2,   ///< IEEE binary16
-  DSPARK_I8 = 3     ///< signed 8-bit integer with a scale per row
+  DSPARK_F32 = 0,     ///< IEEE binary32
+  DSPARK_BF16 = 1,    ///< bfloat16
+  DSPARK_F16 = 2,     ///< IEEE binary16
+  DSPARK_I8 = 3,      ///< signed 8-bit integer with a scale per row
+  DSPARK_F8_E4M3 = 4  ///< OCP FP8 E4M3: no infinities, NaN is 0x7f and 0xff, largest value 448
 } dspark_dtype;
 
 /// Where the arrays of a call live and the call runs.

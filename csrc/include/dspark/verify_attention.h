@@ -12,7 +12,8 @@
 // A request with trouble gets NaN in its rows of out and lse, so that nothing can take them for a
 // result: DSPARK_BAD_PAGE (a page id that its rows need is outside [0, num_pages); pages wholly
 // behind the window are not looked at), DSPARK_KV_OVERFLOW (kv_len beyond the page table),
-// DSPARK_BAD_PARAM (negative kv_len, more than max_q_len rows). Bounds that are not
+// DSPARK_BAD_PARAM (negative kv_len, more than max_q_len rows, or, for every request that has rows,
+// a scale of the cache that is not a positive finite number). Bounds that are not
 // 0 <= cu_seqlens[r] <= cu_seqlens[r + 1] <= num_tokens are DSPARK_BAD_PARAM too, and nothing is
 // written for the request. Rows of out past cu_seqlens[R] are left as they are.
 #ifndef DSPARK_VERIFY_ATTENTION_H_
@@ -43,7 +44,7 @@ typedef struct dspark_verify_attention_params {
   float scale;                ///< of the scores; normally 1 / sqrt(D)
   float soft_cap;             ///< 0 = none
   int32_t dtype;              ///< of q and out: f32, bf16 or f16
-  int32_t cache_dtype;        ///< of the caches: f32, bf16 or f16
+  int32_t cache_dtype;        ///< of the caches: f32, bf16, f16 or f8_e4m3
   const void* q;              ///< [B, Hq, D]
   int64_t q_token_stride;     ///< elements between tokens
   int64_t q_head_stride;      ///< elements between heads
@@ -52,6 +53,10 @@ typedef struct dspark_verify_attention_params {
   int64_t page_stride;        ///< elements between pages (both caches)
   int64_t row_stride;         ///< elements between rows of a page (both caches)
   int64_t head_stride;        ///< elements between heads of a row (both caches)
+  const float* k_scale;       ///< [Hkv] or one value, f8_e4m3 only: key = scale * element; NULL = 1
+  const float* v_scale;       ///< the same for values
+  int32_t k_scale_stride;     ///< elements between heads: 1 for [Hkv], 0 for one value
+  int32_t v_scale_stride;     ///< elements between heads: 1 for [Hkv], 0 for one value
   const int32_t* page_table;  ///< [R, max_pages] page ids, -1 = none
   int64_t page_table_stride;  ///< elements between requests
   const int32_t* kv_len;      ///< [R] lengths INCLUDING the new tokens; device data
