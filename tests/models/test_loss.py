@@ -60,7 +60,7 @@ def test_published_numbers(
     assert drafter.embedding.grad is None and drafter.lm_head.grad is None
 
 
-def test_decay_weights() -> None:
+def test_c2_decay_weights() -> None:
     four = [1, 0.778801, 0.606531, 0.472367, 0.367879, 0.286505, 0.223130]
     seven = [1, 0.866878, 0.751477, 0.651439, 0.564718, 0.489542, 0.424373]
     assert L.decay_weights(7, 4.0).tolist() == pytest.approx(four, abs=1e-6)
