@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/problems.h"
+#include "cuda/prim/barrier.h"
 #include "cuda/prim/bulk.h"
 #include "cuda/prim/cluster.h"
 #include "cuda/prim/launch.h"
@@ -30,6 +31,7 @@ enum Fault {
   kBytesTooMany,     // expects more than a box
   kNoProxyFence,     // B by ordinary stores, not fenced
   kNoBarrier,        // B fenced, but without a barrier behind it
+  kLateBarrier,      // B fenced, the barrier only before the wait
   kNoInitFence,      // the copy engine does not know the mbarriers
   kNoInit,           // one of the mbarriers is not initialised
   kStaleParity,      // waits for the phase before, which has ended
@@ -105,6 +107,7 @@ __device__ void multiply(const Ring& ring, float (&d)[kColumns / 2]) {
     if (kFault == kFreedEarly && signals) prim::mbarrier_arrive(&ring.empty[stage]);
     if (kFault == kNoWait && last) return;
     if (kFault == kReadEarly) prim::wgmma_hold(d);
+    if (kFault == kLateBarrier && i == 0) prim::barrier_sync(1, 128);
     prim::wgmma_wait<0>();
     prim::wgmma_hold(d);
     if (kFault != kFreedEarly && signals) prim::mbarrier_arrive(&ring.empty[stage]);
@@ -125,13 +128,14 @@ __global__ void pipeline(const __grid_constant__ prim::TensorMap a, float* out) 
     if (kFault == kBarrierStored) ring.full[1] = 0;
     if (kFault != kNoInitFence) prim::mbarrier_init_fence();
   }
-  if (threadIdx.x < 128 && kFault != kNoBarrier) store_b<kFault>(ring);
+  constexpr bool kLate = kFault == kNoBarrier || kFault == kLateBarrier;
+  if (threadIdx.x < 128 && !kLate) store_b<kFault>(ring);
   __syncthreads();
   if (threadIdx.x >= 128) {
     if (threadIdx.x == 128) produce<kFault>(a, ring);
     return;
   }
-  if (kFault == kNoBarrier) store_b<kFault>(ring);
+  if (kLate) store_b<kFault>(ring);
   float d[kColumns / 2];
   multiply<kFault>(ring, d);
   const int row = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
@@ -179,6 +183,7 @@ const Case kCases[] = {
     {"bytes_too_many", &pipeline<kBytesTooMany>},
     {"proxy_fence", &pipeline<kNoProxyFence>},
     {"operand_barrier", &pipeline<kNoBarrier>},
+    {"late_barrier", &pipeline<kLateBarrier>},
     {"init_fence", &pipeline<kNoInitFence>},
     {"init", &pipeline<kNoInit>},
     {"stale_parity", &pipeline<kStaleParity>},

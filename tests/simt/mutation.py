@@ -30,7 +30,7 @@ CUDA = ROOT / "csrc" / "cuda"
 LIBRARY = ROOT / "build" / "simt" / "libdspark_simt_checked.so"
 REPORT = Path(__file__).with_name("mutation_report.md")
 CASES = "test_checked_kernels"
-SECONDS = 120  # for all cases of one change; a dead-lock is reported long before
+SECONDS = 300  # for all cases of one change on a busy machine; a dead-lock is reported long before
 
 NAMES = (
     "__syncthreads",
@@ -82,6 +82,17 @@ ALLOWED: dict[tuple[str, str, int], str] = {
         "__syncwarp();",
         1,
     ): "brings the lanes together for wgmma, which wants it; orders no memory",
+    (
+        "csrc/cuda/markov_loop/topk_select.cuh",
+        "__syncthreads();  // nobody adds a candidate before everybody has read the count",
+        1,
+    ): "fewer candidates than wanted are found in the last pass alone; kept as a promise",
+    **{
+        ("csrc/cuda/prefix_scheduler/requests.cuh", "__syncthreads();", nth): (
+            "the collectives that follow today have barriers of their own; kept as a promise"
+        )
+        for nth in (1, 2)
+    },
 }
 
 

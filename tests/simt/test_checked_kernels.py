@@ -79,6 +79,7 @@ def markov_loop(
     vocab: int = 650,
     int8: bool = False,
     screen: bool = False,
+    nan: bool = False,
     **options: Any,
 ) -> Callable[[], None]:
     """A case of exactly representable numbers: every backend and every order gives these bits."""
@@ -101,6 +102,8 @@ def markov_loop(
             "head": head,
             **options,
         }
+        if nan:
+            arguments["base_logits"][:, :, 3::97] = torch.nan
         if int8:
             arguments["w2"], arguments["w2_scale"] = dx.quantize_rows(arguments["w2"])
         if screen:
@@ -222,7 +225,10 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-streams": markov_loop(torch.bfloat16, requests=5, rank=128),
         "bf16-nine-segments": markov_loop(torch.bfloat16, "gated", requests=1, vocab=1100),
         "topk": markov_loop(torch.bfloat16, topk_support=40),
-        "topk-passes": markov_loop(torch.bfloat16, requests=1, vocab=9000, topk_support=300),
+        "topk-passes": markov_loop(
+            torch.bfloat16, requests=1, vocab=9000, nan=True, topk_support=300
+        ),
+        "topk-everything": markov_loop(torch.bfloat16, requests=1, vocab=90, topk_support=300),
         "topk-rnn": markov_loop(torch.float32, "rnn", rank=7, topk_support=300, store_logits=True),
         "topk-int8": markov_loop(torch.float16, int8=True, topk_support=40),
         "int8": markov_loop(torch.bfloat16, requests=9, rank=48, int8=True),

@@ -39,10 +39,12 @@ CHECKED = {
     "full_wait": r"uninitialised shared memory|yet to fill|race on shared memory",
     "empty_wait": r"more than 1 arrivals in phase|race on shared memory|yet to fill",
     "freed_early": r"race on shared memory: a write by block 0 \(asynchronous\) .* is not ordered "
-    r"behind a read by block 0 thread|yet to fill|every thread waits",
+    r"behind a read by block 0 \(asynchronous\)|yet to fill|every thread waits",
     "proxy_fence": rf"{LINE}: wgmma: .* was stored by thread \d+ without fence_proxy_async",
     "operand_barrier": r"race on shared memory: a read .* is not ordered behind a write"
     r"|uninitialised|without fence_proxy_async|a write .* is not ordered behind a read",
+    "late_barrier": r"race on shared memory: a read by block 0 \(asynchronous\) .* is not ordered "
+    r"behind a write|a write by block 0 thread .* is not ordered behind a read",
     "stale_parity": r"that an asynchronous copy has yet to fill|every thread waits",
     "init": r"uninitialised shared memory|is not initialised",
 }

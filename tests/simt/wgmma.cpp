@@ -3,6 +3,8 @@
 // The tensor cores of a warpgroup. A wgmma does nothing until its group is waited for; then the
 // warp that waits reads its 16 rows of A and all of B, and adds. The other warps of the warpgroup
 // do the same at their own waits: a stage that is freed behind the wait of one warp alone is seen.
+// To the checker an agent of the warp reads: it knows what the first lane knew when the group
+// began, so operands that are ordered only before the wait are a race.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -44,10 +46,18 @@ struct Warpgroup {
   uint64_t issued[4] = {};
 };
 
+/// Who reads for the groups of one warp.
+struct Readers {
+  check::AgentPtr open;
+  std::deque<check::AgentPtr> groups;
+  std::vector<check::AgentPtr> retired;  // by the last wait
+};
+
 struct TensorCores {
   Grid& grid = context.block->grid();
   std::vector<Queue> queues = std::vector<Queue>(block_threads());
   std::vector<Warpgroup> warpgroups = std::vector<Warpgroup>((block_threads() + 127) / 128);
+  std::vector<Readers> readers = std::vector<Readers>((block_threads() + 31) / 32);
   double a[kWarpRows][kMaximumDepth];  // what a warp multiplies
   double b[kMaximumColumns][kMaximumDepth];
 
@@ -89,7 +99,8 @@ void agree(unsigned warp, const Wgmma& operation) {
 }
 
 /// The 32 bytes that an instruction reads of an operand's row.
-void read_row(uint64_t descriptor, int row, Site site, char (&bytes)[kRowBytes]) {
+void read_row(uint64_t descriptor, int row, const check::AgentPtr& reader, Site site,
+              char (&bytes)[kRowBytes]) {
   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
   const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1 || (start & 1023) > 128 - kRowBytes) {
@@ -101,7 +112,7 @@ void read_row(uint64_t descriptor, int row, Site site, char (&bytes)[kRowBytes])
     uint32_t offset = start + r / 8 * stride + r % 8 * 128 + piece;
     offset ^= (offset >> 7 & 7u) << 4;
     const void* source = shared_pointer(offset);
-    check::access(source, 16, false, site);
+    check::access(reader, source, 16, false, site);
     proxy_async_access(source, 16, "wgmma", site);
     memcpy(bytes + piece, source, 16);
   }
@@ -127,14 +138,15 @@ uint32_t add(MatrixType type, double sum, uint32_t old) {
 void multiply(Thread* const* lanes, const Wgmma& operation, uint32_t* const (&values)[32]) {
   const int k = depth(operation.type);
   TensorCores& cores = block_state<TensorCores>();
+  const check::AgentPtr& reader = cores.readers[lanes[0]->warp].groups.front();
   char bytes[kRowBytes];
   const int first_row = static_cast<int>(lanes[0]->warp % 4) * kWarpRows;
   for (int row = 0; row < kWarpRows; ++row) {
-    read_row(operation.desc_a, first_row + row, operation.site, bytes);
+    read_row(operation.desc_a, first_row + row, reader, operation.site, bytes);
     for (int i = 0; i < k; ++i) cores.a[row][i] = element(operation.type, bytes, i);
   }
   for (int column = 0; column < operation.columns; ++column) {
-    read_row(operation.desc_b, column, operation.site, bytes);
+    read_row(operation.desc_b, column, reader, operation.site, bytes);
     for (int i = 0; i < k; ++i) cores.b[column][i] = element(operation.type, bytes, i);
   }
   for (int lane = 0; lane < 32; ++lane) {
@@ -180,6 +192,8 @@ void retire(Thread* const* lanes, unsigned) {
     if (queue_of(lanes[lane]).groups.size() == groups) continue;
     fail(Site::current(), "wgmma_wait: the lanes of the warp have committed different groups");
   }
+  Readers& readers = block_state<TensorCores>().readers[lanes[0]->warp];
+  readers.retired.clear();
   for (size_t done = pending; done < groups; ++done) {
     const size_t operations = queue_of(lanes[0]).groups.front().size();
     for (int lane = 1; lane < 32; ++lane) {
@@ -188,6 +202,8 @@ void retire(Thread* const* lanes, unsigned) {
     }
     for (size_t i = 0; i < operations; ++i) retire_one(lanes, i);
     for (int lane = 0; lane < 32; ++lane) queue_of(lanes[lane]).groups.pop_front();
+    readers.retired.push_back(readers.groups.front());
+    readers.groups.pop_front();
   }
 }
 
@@ -211,6 +227,8 @@ void wgmma_issue(const Wgmma& operation) {
          "wgmma: accumulators of another shape are under way in the same registers");
   }
   queue.open.push_back(operation);
+  Readers& readers = block_state<TensorCores>().readers[thread->warp];
+  if (thread->linear % 32 == 0 && queue.open.size() == 1) readers.open = check::start_agent();
 }
 
 void wgmma_fence() { queue_of(self()).fenced = true; }
@@ -219,6 +237,10 @@ void wgmma_commit() {
   Queue& queue = queue_of(self());
   queue.groups.push_back(std::move(queue.open));
   queue.open.clear();
+  if (self()->linear % 32 != 0) return;
+  Readers& readers = block_state<TensorCores>().readers[self()->warp];
+  readers.groups.push_back(std::move(readers.open));
+  readers.open = nullptr;
 }
 
 void wgmma_wait(int pending, Site site) {
@@ -227,6 +249,9 @@ void wgmma_wait(int pending, Site site) {
   in<int>(self()) = pending;
   // The tensor core has read for the whole warp: any lane may now hand the operands on.
   warp_collective(~0u, retire, "wgmma_wait", site, true);
+  for (const check::AgentPtr& reader : block_state<TensorCores>().readers[self()->warp].retired) {
+    check::join(reader);
+  }
 }
 
 void wgmma_hold(const void* d, Site site) {

@@ -175,7 +175,7 @@ __device__ __forceinline__ uint32_t keep_largest(SelectShared& s, uint32_t wante
   } else {
     threshold = find_threshold(s, x, n, wanted);
   }
-  __syncthreads();
+  // Everybody has read the candidates: both searches have a barrier behind that.
   if (threadIdx.x == 0) s.count = 0;
   __syncthreads();
 #pragma unroll
@@ -271,8 +271,11 @@ __device__ __forceinline__ void scan_slice(const Args& args, SelectShared& s, co
     __syncthreads();
     const uint32_t count = s.count;
     const bool full = count > kRoom - kBatch || (threshold == 0 && count >= wanted);
-    if (full || first + kBatch >= end) threshold = keep_largest(s, wanted);
-    __syncthreads();  // the count has been read before a candidate is added
+    if (full || first + kBatch >= end) {
+      threshold = keep_largest(s, wanted);
+    } else {
+      __syncthreads();  // the count has been read before a candidate is added
+    }
   }
   if (nan != 0) atomicOr(&s.nan, 1u);
   __syncthreads();
@@ -365,8 +368,11 @@ __global__ void __launch_bounds__(kThreads) settle_kernel(const __grid_constant_
     const uint64_t candidate = candidates[i];
     if (candidate != 0) s.candidates[atomicAdd(&s.count, 1u)] = candidate;
   }
-  if (args.plan.slices > 1) keep_largest(s, static_cast<uint32_t>(p.topk_support));
-  __syncthreads();
+  if (args.plan.slices > 1) {
+    keep_largest(s, static_cast<uint32_t>(p.topk_support));
+  } else {
+    __syncthreads();
+  }
   const int32_t members = args.plan.members;
   for (int32_t i = threadIdx.x; i < members; i += kThreads) {
     s.columns[i] = static_cast<uint32_t>(column_of(s.candidates[i]));

@@ -214,8 +214,7 @@ __device__ __forceinline__ void weigh(const WalkShared& s, const Step& step, int
     __syncwarp();
     float t = (places[lane] + places[lane + 64]) + (places[lane + 32] + places[lane + 96]);
     for (int d = 16; d > 0; d /= 2) t += __shfl_xor_sync(~0u, t, d);  // halving_sum()
-    if (lane == 0) s.sum[span.first] = t;
-    __syncwarp();
+    if (lane == 0) s.sum[span.first] = t;  // the places that a lane clears are those that it read
   }
   __syncthreads();
 }
