@@ -20,6 +20,8 @@ from dspark_ext._arrays import ArgumentError
 from dspark_ext._backend import StatusError
 from dspark_ext._C import __version__
 from dspark_ext.decode_round import Round, decode_round, prefill
+from dspark_ext.fairness import Ageing
+from dspark_ext.gate import Gate
 from dspark_ext.info import info
 from dspark_ext.interfaces import DraftHead
 from dspark_ext.ops.confidence import confidence
@@ -39,6 +41,7 @@ from dspark_ext.state import RoundState
 from dspark_ext.status import Status
 
 __all__ = [
+    "Ageing",
     "ArgumentError",
     "CapacityError",
     "Confidence",
@@ -46,6 +49,7 @@ __all__ = [
     "Draft",
     "DraftHead",
     "FingerprintError",
+    "Gate",
     "LaggedSurvival",
     "Plan",
     "Rope",

@@ -22,7 +22,6 @@ from dspark_ext.ops.markov_loop import markov_loop
 from dspark_ext.ops.paged_kv import paged_kv_commit
 from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.results import Confidence, Draft, Plan, Verification
-from dspark_ext.sampling import RULES
 from dspark_ext.scheduler import Scheduler
 from dspark_ext.state import RoundState
 
@@ -40,6 +39,7 @@ class Round:
 
     slots: tuple[int, ...]  # slots that took part
     drafted: bool  # whether the drafter ran
+    proposed: NDArray[np.int32]  # [R] drafts proposed: gamma, or 0 for a slot that did not draft
     length: NDArray[np.int32]  # [R] drafts verified
     num_accepted: NDArray[np.int32]  # [R] drafts accepted and emitted
     num_emitted: NDArray[np.int32]  # [R]
@@ -141,11 +141,16 @@ def decode_round(
     slots = state.active_slots()
     if not slots:
         return _nothing(state, clock)
+    scheduler.check_safe(state)
     state.reserve()
     draft = conf = None
-    if drafter is not None and scheduler.wants_draft(state):
+    state.host.drafting[...] = 0
+    if drafter is not None:
+        state.host.drafting[...] = scheduler.drafting(state)
+    if np.any(state.host.drafting):
+        assert drafter is not None
         clock.lap("other")
-        draft = draft_block(drafter, state, backend)
+        draft = draft_block(drafter, state, backend, state.host.drafting)
         clock.lap("draft")
         conf = _confidence(draft, scheduler, state, backend)
     plan = scheduler.plan(state, draft, conf, backend)
@@ -169,7 +174,8 @@ def decode_round(
     clock.lap("verify")
     answer = _commit(state, slots, result, lengths, draft, conf, plan, clock)
     if drafter is not None:
-        _hand_over(state, features, plan.cu_seqlens, answer.num_emitted, taken=draft is not None)
+        _hand_over(state, features, plan.cu_seqlens, answer.num_emitted, taken=state.host.drafting)
+    scheduler.observe(state, answer)
     if rollback is not None:
         rollback(answer.num_emitted)
     clock.lap("other")
@@ -248,7 +254,7 @@ def prefill(
     state.host.kv_len[batch] = counts[batch] - 1
     answer = _commit(state, batch, result, no_length, None, None, None, clock)
     if keep_features:
-        _hand_over(state, features, plan.cu_seqlens, counts, taken=False)
+        _hand_over(state, features, plan.cu_seqlens, counts)
     clock.lap("other")
     return answer
 
@@ -291,11 +297,22 @@ def _prompt_plan(state: RoundState, slots: list[int]) -> tuple[Plan, Any, Any, A
     return plan, ids_array, positions, state.array(last)
 
 
-def draft_block(drafter: Drafter, state: RoundState, backend: str | None = None) -> Draft:
-    """Run the drafter and the sequential head: the proposals of one round."""
+def draft_block(
+    drafter: Drafter, state: RoundState, backend: str | None = None, slots: Any = None
+) -> Draft:
+    """Run the drafter and the sequential head: the proposals of one round.
+
+    ``slots`` [R], when given, says which of the active slots draft; the others' rows hold anything.
+    """
+    with state.only(state.host.active if slots is None else slots):
+        return _draft_block(drafter, state, backend)
+
+
+def _draft_block(drafter: Drafter, state: RoundState, backend: str | None) -> Draft:
     if state.drafter_pages is None and hasattr(drafter, "new_cache"):
         state.drafter_pages = drafter.new_cache(state.num_pages, state.page_size)
-    base, hidden = drafter.draft(state.anchor, state.position, state.pending_features(), state)
+    new = state.pending_features(state.host.active)
+    base, hidden = drafter.draft(state.anchor, state.position, new, state)
     check = Checker("decode_round")
     expected = f"[{state.max_requests}, {state.gamma}, V_d], the state's requests and gamma"
     check.require(
@@ -331,9 +348,7 @@ def draft_block(drafter: Drafter, state: RoundState, backend: str | None = None)
 
 def _needs_law(state: RoundState) -> bool:
     """Whether some request verifies against a law that is not one-hot."""
-    host = state.host
-    sampled = (host.active != 0) & (host.temperature > 0) & (host.draft_temperature > 0)
-    return bool(np.any(sampled & np.isin(host.rule, (RULES["token"], RULES["block"]))))
+    return bool(np.any(state.sampled_drafts()))
 
 
 def _law(draft: Draft | None, drafter: Drafter | None, state: RoundState) -> dict[str, Any]:
@@ -356,6 +371,12 @@ def _law(draft: Draft | None, drafter: Drafter | None, state: RoundState) -> dic
 def _confidence(
     draft: Draft, scheduler: Scheduler, state: RoundState, backend: str | None
 ) -> Confidence | None:
+    drafting = state.host.drafting
+    if scheduler.confidence is not None:
+        given = scheduler.confidence.conditional(state, draft)
+        if isinstance(given, np.ndarray):
+            given = state.array(np.ascontiguousarray(given, dtype=np.float32))
+        return _known_rows(confidence(probability=given, active=drafting, backend=backend), state)
     if draft.confidence_logit is None:
         if scheduler.needs_confidence:
             raise ArgumentError(
@@ -364,9 +385,18 @@ def _confidence(
                 "'fixed'"
             )
         return None
-    return confidence(
-        draft.confidence_logit, scheduler.temperature, active=state.host.active, backend=backend
-    )
+    logit, tau = draft.confidence_logit, scheduler.temperatures(state)
+    if tau is not None and tau.ndim == 2:  # one row a slot: by rule and temperature
+        logit, tau = logit / state.array(tau), None
+    return _known_rows(confidence(logit, tau, active=drafting, backend=backend), state)
+
+
+def _known_rows(found: Confidence, state: RoundState) -> Confidence:
+    """Zeros for active slots that did not draft: the operator leaves their rows as they were."""
+    idle = np.flatnonzero((state.host.drafting == 0) & (state.host.active != 0))
+    for part in (found.conditional, found.survival) if idle.size else ():
+        part[idle] = 0
+    return found
 
 
 def _sample(
@@ -404,12 +434,14 @@ def _commit(
 ) -> Round:  # fmt: skip
     """Move the state forward by what was emitted."""
     host, index = state.host, np.asarray(slots)
+    drafting = host.drafting != 0 if draft is not None else np.zeros(state.max_requests, bool)
     emitted = _rows(result.num_emitted, index, state, 0)
     finish = _rows(result.finish, index, state, 0)
     status = _rows(result.status, index, state, 0)
     for part in (draft, conf, plan):
         if part is not None:
-            status[index] |= to_numpy(part.status)[index]
+            rows = index if part is plan else np.flatnonzero(drafting)
+            status[rows] |= to_numpy(part.status)[rows]
     host.anchor[index] = to_numpy(result.next_anchor)[index]
     host.left[index] -= emitted[index]
     host.min_tokens[index] = np.maximum(host.min_tokens[index] - emitted[index], 0)
@@ -419,7 +451,9 @@ def _commit(
     host.active[done] = 0
     state.finish[done] = finish[done]
     if conf is not None:
-        state.history.push(to_numpy(conf.survival), slots)
+        state.history.push(to_numpy(conf.survival), np.flatnonzero(drafting).tolist())
+    passed_over = drafting & (host.max_draft > 0) & (lengths == 0)
+    host.starved[...] = np.where(drafting, (host.starved + 1) * passed_over, host.starved)
     state.rounds += 1
     taken_part = np.zeros(state.max_requests, dtype=np.int32)
     taken_part[index] = lengths[index]
@@ -427,6 +461,7 @@ def _commit(
     return Round(
         slots=tuple(slots),
         drafted=draft is not None,
+        proposed=(drafting * state.gamma).astype(np.int32),
         length=taken_part,
         num_accepted=_rows(result.num_accepted, index, state, 0),
         num_emitted=emitted,
@@ -451,11 +486,12 @@ def _rows(x: Any, index: NDArray[Any], state: RoundState, fill: int) -> NDArray[
 
 
 def _hand_over(
-    state: RoundState, features: Any, cu_seqlens: Any, num_new: NDArray[Any], *, taken: bool
-) -> None:
-    """Pass the features of committed rows to the drafter's next call."""
-    if taken:
-        state.features_taken()
+    state: RoundState, features: Any, cu_seqlens: Any, num_new: NDArray[Any],
+    *, taken: NDArray[Any] | None = None,
+) -> None:  # fmt: skip
+    """Pass the features of committed rows to the next call; ``taken``: slots that just drafted."""
+    if taken is not None:
+        state.features_taken(taken)
     if features is None:
         return
     alive = np.where(state.host.active != 0, num_new, 0).astype(np.int32)
@@ -469,6 +505,7 @@ def _nothing(state: RoundState, clock: _Clock) -> Round:
     return Round(
         slots=(),
         drafted=False,
+        proposed=zeros,
         length=zeros,
         num_accepted=zeros,
         num_emitted=zeros,

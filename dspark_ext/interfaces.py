@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from dspark_ext.results import Plan
+    from dspark_ext.decode_round import Round
+    from dspark_ext.results import Draft, Plan
     from dspark_ext.state import RoundState
 
-__all__ = ["Cache", "DraftHead", "Drafter", "NewFeatures", "Target"]
+__all__ = [
+    "Cache",
+    "CalibrationMonitor",
+    "ConfidenceProvider",
+    "DraftHead",
+    "Drafter",
+    "NewFeatures",
+    "Target",
+]
 
 Array = Any  # a torch.Tensor or a numpy.ndarray
 
@@ -169,4 +178,49 @@ class Drafter(Protocol):
             Base logits (R, gamma, V_d) and final hidden states (R, gamma, d), float32; rows of
             inactive slots hold anything.
         """
+        ...
+
+
+class ConfidenceProvider(Protocol):
+    """Confidences for the scheduler from elsewhere than the drafter's own head."""
+
+    @property
+    def safe_with_sampled_drafts(self) -> bool:
+        """Whether c_k is known before x_k is drawn.
+
+        True when c_k is a function of the context, the drafts before x_k and past rounds. A
+        provider that looks at x_k (its probability under the draft law, say) must answer False: the
+        decision to verify x_k would depend on x_k, which bends the law of sampled drafts. Greedy
+        drafts, greedy targets and the rule ``match`` survive it.
+        """
+        ...
+
+    def conditional(self, state: RoundState, draft: Draft) -> Array:
+        """Probability that draft k survives given that the drafts before it did.
+
+        Returns
+        -------
+        array, shape (R, gamma), float32
+            Rows of slots without a draft (``state.host.drafting`` is 0) hold anything.
+        """
+        ...
+
+    def observe(self, state: RoundState, result: Round) -> None:
+        """Learn from a committed round; ``state.serial`` tells which request holds a slot."""
+        ...
+
+
+class CalibrationMonitor(Protocol):
+    """Watches the confidences of rounds, and may correct and explore between them."""
+
+    def temperatures(self, state: RoundState) -> Array | None:
+        """STS temperatures of every slot (R, gamma), float32; ``None``: the scheduler's own."""
+        ...
+
+    def floors(self, state: RoundState) -> Array | None:
+        """Drafts to verify whatever they promise (R,), int32; must not depend on the drafts."""
+        ...
+
+    def observe(self, state: RoundState, result: Round) -> None:
+        """Learn from a committed round."""
         ...

@@ -108,6 +108,20 @@ class SamplingParams:
             head = f"SamplingParams: {count} problem{'s' if count > 1 else ''}"
             raise ArgumentError("\n  ".join([head, *problems]))
 
+    @property
+    def has_sampled_drafts(self) -> bool:
+        """Whether drafts are sampled, and verified against the law they come from.
+
+        Examples
+        --------
+        >>> SamplingParams(0.7).has_sampled_drafts
+        True
+        >>> SamplingParams(0.7, rule="match").has_sampled_drafts
+        False
+        """
+        draft = self.temperature if self.draft_temperature is None else self.draft_temperature
+        return self.temperature > 0 and draft > 0 and self.rule in ("token", "block")
+
     def _problems(self) -> list[str]:
         found: list[str] = []
 

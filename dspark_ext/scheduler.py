@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark_ext._arrays import Checker, to_numpy
+from dspark_ext._arrays import ArgumentError, Checker, to_numpy
 from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.scheduling import CostTable, LaggedSurvival
 
 if TYPE_CHECKING:
+    from dspark_ext.decode_round import Round
+    from dspark_ext.fairness import Ageing
+    from dspark_ext.gate import Gate
+    from dspark_ext.interfaces import CalibrationMonitor, ConfidenceProvider
     from dspark_ext.results import Confidence, Draft, Plan
     from dspark_ext.state import RoundState
 
 __all__ = ["History", "Scheduler"]
 
 MODES = ("off", "fixed", "threshold", "causal", "two_phase")
+_TOLD = "True or False: whether it knows c_k before x_k is drawn"
 LAG = 2  # rounds before a survival may decide whether, or how much, a later round drafts
 
 
@@ -95,7 +100,18 @@ class Scheduler:
         tables by number of active requests (the drafter's cost depends on it); the smallest key
         that is not below the number serves, or else the largest key.
     temperature : sequence of float, optional
-        Sequential temperature scaling of the confidences, one per position.
+        Sequential temperature scaling of the confidences, one per position. Kept as a float32
+        array: writing into ``scheduler.temperature`` between rounds is legal.
+    confidence : ConfidenceProvider, optional
+        Confidences from elsewhere than the drafter's head, see
+        :class:`dspark_ext.interfaces.ConfidenceProvider`. One that is not safe with sampled drafts
+        is refused in a round that has any.
+    gate : Gate, optional
+        Leaves single requests out of the draft; needs ``cost``.
+    ageing : Ageing, optional
+        Helps requests whose budget was 0 for many rounds.
+    monitor : CalibrationMonitor, optional
+        Watches the confidences, corrects their temperatures, explores.
     fixed_len, threshold : int, float, optional
         Of the modes of these names.
     capacity : int, optional
@@ -141,6 +157,10 @@ class Scheduler:
         capacity: int | None = None,
         skip: bool = True,
         probe_every: int = 16,
+        confidence: ConfidenceProvider | None = None,
+        gate: Gate | None = None,
+        ageing: Ageing | None = None,
+        monitor: CalibrationMonitor | None = None,
     ) -> None:
         check = Checker("Scheduler")
         check.choice("mode", mode, MODES)
@@ -155,11 +175,19 @@ class Scheduler:
         if capacity is not None:
             check.require(capacity >= 1, "capacity", str(capacity), "at least 1, or None")
         check.require(probe_every >= 1, "probe_every", str(probe_every), "at least 1")
+        check.require(
+            gate is None or bool(cost), "gate", "one without cost", "a CostTable beside it"
+        )
+        if confidence is not None:
+            safe = getattr(confidence, "safe_with_sampled_drafts", None)
+            told = isinstance(safe, bool)
+            check.require(told, "confidence", f"safe_with_sampled_drafts = {safe!r}", _TOLD)
         check.done()
+        self.confidence, self.gate, self.ageing, self.monitor = confidence, gate, ageing, monitor
         self.mode, self.fixed_len, self.threshold = mode, fixed_len, threshold
         self.capacity, self.skip, self.probe_every = capacity, skip, probe_every
         self.temperature = (
-            None if temperature is None else np.asarray(to_numpy(temperature), dtype=np.float32)
+            None if temperature is None else np.array(to_numpy(temperature), dtype=np.float32)
         )
         self._cost = cost
         self._skipped, self._patience = 0, probe_every
@@ -180,6 +208,51 @@ class Scheduler:
         """Cap on the drafts of each slot [R]: one emitted token is the target's own."""
         most = np.minimum(state.host.max_draft, state.host.left - 1)
         return np.maximum(most, 0).astype(np.int32)
+
+    def check_safe(self, state: RoundState) -> None:
+        """Refuse an unsafe confidence beside sampled drafts that are verified by their law.
+
+        Raises
+        ------
+        ArgumentError
+            Naming the slots.
+        """
+        unsafe = self.confidence is not None and not self.confidence.safe_with_sampled_drafts
+        if not unsafe or not self.needs_confidence:
+            return
+        found = np.flatnonzero(state.sampled_drafts())
+        if found.size:
+            raise ArgumentError(
+                f"decode_round: 1 problem\n  scheduler: got mode {self.mode!r} with "
+                f"{type(self.confidence).__name__}, which looks at the draft it rates, and sampled "
+                f"drafts in slots {found.tolist()}, expected greedy drafts (draft_temperature 0), "
+                "the rule 'match', or a confidence that is safe with sampled drafts"
+            )
+
+    def temperatures(self, state: RoundState) -> NDArray[np.float32] | None:
+        """STS temperatures of the next round: (gamma,), or (R, gamma) from a monitor."""
+        found = None if self.monitor is None else self.monitor.temperatures(state)
+        return self.temperature if found is None else np.asarray(found, dtype=np.float32)
+
+    def drafting(self, state: RoundState) -> NDArray[np.uint8]:
+        """Slots (R,) that draft in the next round; counts the skipped rounds."""
+        slots = np.zeros(state.max_requests, dtype=np.uint8)
+        if self.wants_draft(state):
+            slots[...] = state.host.active
+            if self.gate is not None:
+                slots &= self.gate.drafting(state, self._table)
+        return slots
+
+    def observe(self, state: RoundState, result: Round) -> None:
+        """Hand a committed round to the gate, the confidence provider and the monitor."""
+        for part in (self.gate, self.confidence, self.monitor):
+            if part is not None:
+                part.observe(state, result)
+
+    def _table(self, requests: int) -> CostTable:
+        table = self.cost(requests)
+        assert table is not None
+        return table
 
     def wants_draft(self, state: RoundState) -> bool:
         """Decide whether the next round drafts; counts the skipped rounds."""
@@ -246,10 +319,11 @@ class Scheduler:
             )
         requests = int(np.count_nonzero(host.active))
         capacity = None if self.capacity is None else max(self.capacity, requests)
-        max_len = self.max_len(state)
+        max_len = np.where(host.drafting != 0, self.max_len(state), 0).astype(np.int32)
+        floor, weight = self._help(state)
         survival = state.no_survival if confidence is None else confidence.survival
         if self.mode in ("causal", "two_phase"):
-            common |= {"cost": self.cost(requests), "kv_len": host.kv_len, "weight": host.weight}
+            common |= {"cost": self.cost(requests), "kv_len": host.kv_len, "weight": weight}
         if self.mode == "two_phase":
             slots = np.arange(state.max_requests, dtype=np.int32)
             common |= {"lagged": state.history.lagged, "request_slots": slots}
@@ -262,8 +336,18 @@ class Scheduler:
             survival,
             mode=cast(Any, self.mode),
             draft_tokens=draft.tokens,
-            min_len=np.minimum(host.min_draft, max_len),
+            min_len=np.minimum(floor, max_len),
             max_len=max_len,
             capacity=capacity,
             **common,
         )
+
+    def _help(self, state: RoundState) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Floors and weights of the slots, with what ageing and exploration add."""
+        floor, weight = state.host.min_draft, state.host.weight
+        if self.ageing is not None:
+            floor, weight = self.ageing.apply(state.host.starved, floor, weight)
+        explored = None if self.monitor is None else self.monitor.floors(state)
+        if explored is not None:
+            floor = np.maximum(floor, np.asarray(explored, dtype=np.int32))
+        return floor, weight

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["HostState", "RoundState"]
 #: name -> dtype, value of a free slot. One entry per slot each.
 _FIELDS: dict[str, tuple[str, float]] = {
     "active": ("uint8", 0),
+    "drafting": ("uint8", 0),
+    "starved": ("int32", 0),
     "kv_len": ("int32", 0),
     "position": ("int64", 0),
     "anchor": ("int32", 0),
@@ -46,6 +49,8 @@ class HostState:
     """NumPy views of the state's memory: one row per slot, see :class:`RoundState`."""
 
     active: NDArray[np.uint8]
+    drafting: NDArray[np.uint8]  # takes part in the draft of the present round
+    starved: NDArray[np.int32]  # rounds in a row that drafted and verified nothing
     kv_len: NDArray[np.int32]
     position: NDArray[np.int64]
     anchor: NDArray[np.int32]
@@ -131,6 +136,9 @@ class RoundState:
         self.target_pages: Any = None
         self.drafter_pages: Any = None
         self.rounds = 0
+        #: number of the request in each slot, counted over the state's life; 0 = none so far
+        self.serial: NDArray[np.int64] = np.zeros(max_requests, dtype=np.int64)
+        self._added = 0
         self.output_counts: NDArray[np.int32] | None = None  # [R, V], when penalties need it
         self.prompt_mask: NDArray[np.int32] | None = None  # [R, ceil(V / 32)] packed
         self._features: list[NewFeatures] = []
@@ -286,6 +294,8 @@ class RoundState:
         host.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
         host.max_draft[slot] = self.gamma if params.max_draft is None else params.max_draft
         host.min_draft[slot], host.weight[slot] = params.min_draft, params.weight
+        self._added += 1
+        self.serial[slot] = self._added
         self.history.reset(slot)
         return slot
 
@@ -360,6 +370,13 @@ class RoundState:
             pages, self.page_table, self.kv_len, self.array(after), max_q_len, self.page_size
         )
 
+    def sampled_drafts(self) -> NDArray[np.bool_]:
+        """Active slots [R] whose drafts are sampled and verified against the law they come from."""
+        host = self.host
+        drawn = (host.active != 0) & (host.temperature > 0) & (host.draft_temperature > 0)
+        found: NDArray[np.bool_] = drawn & np.isin(host.rule, (RULES["token"], RULES["block"]))
+        return found
+
     def _penalised(self) -> NDArray[np.bool_]:
         host = self.host
         off = (host.presence_penalty == 0) & (host.frequency_penalty == 0)
@@ -411,17 +428,38 @@ class RoundState:
         """Keep target features until the drafter is called next."""
         self._features.append(features)
 
-    def pending_features(self) -> NewFeatures:
-        """Return everything handed over since :meth:`features_taken`, joined per request."""
+    def pending_features(self, slots: NDArray[Any] | None = None) -> NewFeatures:
+        """Return everything handed over since :meth:`features_taken`, joined per request.
+
+        ``slots`` [R], when given, says whose: the rows of the others stay pending.
+        """
         if len(self._features) > 1:
             self._features = [_join(self._features)]
         if not self._features:
             raise RuntimeError("the drafter has no features: prefill with a target that has taps")
-        return self._features[0]
+        found = self._features[0]
+        if slots is None:
+            return found
+        return found._replace(num_new=np.where(slots, found.num_new, 0).astype(np.int32))
 
-    def features_taken(self) -> None:
-        """Forget the pending features: a round has been committed with them."""
-        self._features = []
+    def features_taken(self, slots: NDArray[Any] | None = None) -> None:
+        """Forget the pending features of slots [R] (all when absent): a round used them."""
+        if slots is None:
+            self._features = []
+            return
+        for chunk in self._features:
+            chunk.num_new[np.asarray(slots) != 0] = 0
+        self._features = [c for c in self._features if c.num_new.any()]
+
+    @contextmanager
+    def only(self, slots: NDArray[Any]) -> Generator[None]:
+        """Inside, ``active`` shows these slots [R] alone: the drafter leaves out the others."""
+        active = self.host.active.copy()
+        self.host.active[...] = slots
+        try:
+            yield
+        finally:
+            self.host.active[...] = active
 
 
 def _join(chunks: list[NewFeatures]) -> NewFeatures:

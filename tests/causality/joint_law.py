@@ -60,12 +60,12 @@ class Past(NamedTuple):
     """What a round was to one request, as far as a policy may remember it."""
 
     live: np.ndarray  # [gamma] float32
-    length: int
+    length: int  # -1: it did not draft
     flags: Tokens  # accepted 1, rejected 0, unobserved -1, not scheduled -2
 
 
 class Policy(Protocol):
-    """Chooses lengths; remembers of past rounds what ``remember`` returns."""
+    """Chooses lengths, -1 for a request that does not draft; remembers what it likes of a round."""
 
     def start(self) -> Hashable: ...
 
@@ -276,7 +276,7 @@ class Ensemble:
             weight=np.array([r.weight for r in world.requests], np.float32),
             memory=tuple(self.policy.start() if v is None else v[0] for v in views),
         )
-        return np.where(on, np.asarray(self.policy.lengths(batch)), 0)
+        return np.where(on, self.policy.lengths(batch), 0) if on.any() else np.zeros(count, int)
 
     def _verify(
         self, r: int, active: np.ndarray, block: np.ndarray, length: np.ndarray
@@ -302,7 +302,9 @@ class Ensemble:
         tokens, memory = self.states[r].known[old]
         anchor, drafts = tokens[-1] if tokens else request.start, world.blocks[block]
         live = np.array(world.survival(request, anchor, drafts), np.float32)
-        for new, flags, chance in outcomes(world.p, world.q, anchor, drafts, length, request.rule):
+        for new, flags, chance in outcomes(
+            world.p, world.q, anchor, drafts, max(length, 0), request.rule
+        ):
             whole = (*tokens, *new)[: request.tokens]
             kept = self.policy.start()  # a finished request leaves nothing behind
             if len(whole) < request.tokens:

@@ -36,7 +36,8 @@ class Ours:
 
     def lengths(self, batch: Batch) -> Sequence[int]:
         old = tuple(m[-2] if len(m) == 2 else None for m in batch.memory)
-        key = (*(x.tobytes() for x in (batch.live, batch.active, batch.cap, batch.floor)), old)
+        seen = (batch.live, batch.active, batch.cap, batch.floor, batch.weight)
+        key = (*(x.tobytes() for x in seen), old)
         if key not in self.asked:
             self.asked[key] = self._ask(batch)
         return self.asked[key]

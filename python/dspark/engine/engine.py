@@ -132,6 +132,7 @@ class Engine:
             raise dx.ArgumentError(
                 f"generate: 1 problem\n  params: got {len(each)}, expected 1 or {len(prompts)}"
             )
+        self._check_safe(each)
         queue = deque(enumerate(zip(prompts, each, strict=True)))
         owner: dict[int, int] = {}
         try:
@@ -157,6 +158,19 @@ class Engine:
         for chunk in self.generate(prompts, params):
             answers[chunk.request] += chunk.tokens
         return answers
+
+    def _check_safe(self, params: Sequence[dx.SamplingParams]) -> None:
+        """Refuse requests whose sampled drafts the scheduler's confidence would look at."""
+        provider = self.scheduler.confidence
+        if provider is None or provider.safe_with_sampled_drafts or self.drafter is None:
+            return
+        found = [i for i, p in enumerate(params) if p.has_sampled_drafts]
+        if found and self.scheduler.needs_confidence:
+            raise dx.ArgumentError(
+                f"generate: 1 problem\n  params: {type(provider).__name__} looks at the draft it "
+                f"rates and prompts {found} sample their drafts, expected draft_temperature 0, the "
+                "rule 'match', or a confidence that is safe with sampled drafts"
+            )
 
     def _admit(self, queue: deque[Any], owner: dict[int, int]) -> Iterator[Chunk]:
         """Fill free slots from the queue and prefill them together."""
