@@ -26,6 +26,7 @@ __all__ = [
     "reference",
     "resolve",
     "run",
+    "scratch",
 ]
 
 BACKENDS = ("cpu", "cuda", "reference", "simt")
@@ -82,11 +83,16 @@ def run(family: str, params: Any, backend: str = "cpu", like: Any = None) -> Non
         _simt.run(family, params)
         return
     needed = getattr(_C, family + "_workspace")(_C.CPU, params)
+    getattr(_C, family)(_C.CPU, params, scratch(needed), needed, 0)
+
+
+def scratch(needed: int) -> int:
+    """Return the address of this thread's scratch memory, at least ``needed`` bytes of it."""
     if getattr(_scratch, "bytes", -1) < needed:
         _scratch.bytes = max(needed, 4096)
         _scratch.buffer = np.empty(_scratch.bytes + 256, dtype=np.uint8)
         _scratch.address = (_scratch.buffer.ctypes.data + 255) // 256 * 256
-    getattr(_C, family)(_C.CPU, params, _scratch.address, needed, 0)
+    return int(_scratch.address)
 
 
 def launch(function: str, params: Any, backend: str, like: Any) -> None:
@@ -111,9 +117,9 @@ def _run_cuda(family: str, params: Any, device: Any) -> None:
     torch = sys.modules["torch"]
     with torch.cuda.device(device):  # a launch needs its stream's device to be the current one
         needed = getattr(_C, family + "_workspace")(_C.CUDA, params)
-        scratch = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
+        memory = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
         stream = torch.cuda.current_stream(device).cuda_stream
-        getattr(_C, family)(_C.CUDA, params, scratch.data_ptr(), needed, stream)
+        getattr(_C, family)(_C.CUDA, params, memory.data_ptr(), needed, stream)
 
 
 def reference(family: str, function: str) -> Callable[..., Any]:

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from dspark_ext._arrays import FLOATS, INTS, Checker, is_integer, is_torch, to_numpy
+from dspark_ext._arrays import (
+    FLOATS,
+    INTS,
+    Checker,
+    device_name,
+    is_integer,
+    is_torch,
+    on_device,
+    to_numpy,
+)
 
 __all__ = ["check_call", "check_shard", "orderly"]
 
@@ -58,10 +67,14 @@ def _ranged(
     return values
 
 
-def check_call(given: Mapping[str, Any], size: int) -> None:
+def check_call(given: Mapping[str, Any], size: int, backend: str | None = None) -> None:
     """Raise ArgumentError with everything that is wrong with one rank's arguments."""
     check = Checker("ShardedVerification")
+    served = backend is None or backend in ("cpu", "reference")
+    check.require(served, "backend", repr(backend)[:80], "None, 'cpu' or 'reference'")
     check.array("target_logits", given["target_logits"], ("B", size))
+    if check.like is not None and on_device(check.like):
+        check.fail("target_logits", f"an array on {device_name(check.like)}", "arrays on the CPU")
     drafts = _plain(given["draft_tokens"])
     check.array("draft_tokens", drafts, ("R", "gamma"), INTS)
     gamma = check.sizes.get("gamma", 1)

@@ -14,7 +14,10 @@ holds what. To normalise on each rank and to draw there would give every rank th
 
 Every rank computes the same results, bit for bit, from the same exchanged numbers. The law is the
 target's for any split. When every shard but the last is a multiple of 128 ids the segments are
-those of the unsplit row, and so are the tokens. This module is the float64 definition on the CPU.
+those of the unsplit row, and so are the tokens.
+
+``backend="cpu"`` is the compiled form, the C functions of dspark/vocab_parallel.h; ``"reference"``
+is the float64 definition.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext._arrays import dtype_name, to_numpy
-from dspark_ext._shard_arguments import check_call, check_shard, orderly
+from dspark_ext._compiled_shard import CompiledShard
+from dspark_ext._shard_arguments import check_call, orderly
+from dspark_ext._shards import Shard, ShardDraw, ShardScan
 from dspark_ext.reference._arguments import active_mask, legal_temperature, per_request
 from dspark_ext.reference.draws import BONUS, RESIDUAL, TARGET
 from dspark_ext.reference.philox import Kind, uniform53
 from dspark_ext.reference.rounding import DType, clean
-from dspark_ext.reference.sampler import SEGMENT, Noise, candidate, make_law
+from dspark_ext.reference.sampler import Noise, candidate, make_law
 from dspark_ext.reference.target_law import Processors, TargetRow, unpack_mask
 from dspark_ext.results import Verification
 from dspark_ext.status import Status
@@ -42,93 +47,6 @@ __all__ = ["Shard", "ShardDraw", "ShardScan", "ShardedVerification"]
 F64 = NDArray[np.float64]
 _DTYPES: dict[str, DType] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _RULES = {"greedy": 0, "token": 1, "match": 3}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One rank's part of the vocabulary.
-
-    Attributes
-    ----------
-    sizes : tuple of int
-        Ids of every rank, at least one each, in order; equal on all ranks.
-    rank : int
-        Whose shard this is.
-
-    Raises
-    ------
-    ArgumentError
-        A rank without ids, or one that is not there.
-
-    Examples
-    --------
-    >>> shard = Shard((256, 256, 90), 2)
-    >>> shard.first_id, shard.first_segment, shard.vocab
-    (512, 4, 602)
-    """
-
-    sizes: tuple[int, ...]
-    rank: int
-
-    def __post_init__(self) -> None:
-        check_shard(self.sizes, self.rank)
-
-    @property
-    def first_id(self) -> int:
-        """The lowest id of the shard."""
-        return sum(self.sizes[: self.rank])
-
-    @property
-    def size(self) -> int:
-        """Ids in the shard."""
-        return self.sizes[self.rank]
-
-    @property
-    def vocab(self) -> int:
-        """V."""
-        return sum(self.sizes)
-
-    @property
-    def first_segment(self) -> int:
-        """Number of its first segment: shards never share one, so their noise is independent."""
-        return sum(-(-n // SEGMENT) for n in self.sizes[: self.rank])
-
-    def local(self, token: int) -> int:
-        """Column of a target id, or -1 when another rank holds it."""
-        column = token - self.first_id
-        return column if 0 <= column < self.size else -1
-
-
-@dataclass(frozen=True)
-class ShardScan:
-    """What a rank sends first: arrays over the rows (B); -inf and -1 where it has nothing."""
-
-    top: F64  # largest processed logit
-    mass: F64  # sum of exp((z - top) / T)
-    best: NDArray[np.int64]  # lowest id with z = top
-    raw_best: F64  # its unprocessed logit
-    raw_top: F64
-    raw_mass: F64
-    draft: F64  # z of the draft that the row verifies, if it is one of this shard's ids
-    raw_draft: F64
-    lowest: NDArray[np.int64]  # lowest allowed id
-    raw_lowest: F64
-    key: NDArray[np.uint64]  # rule match: candidate of the row
-    token: NDArray[np.int64]
-    logit: F64  # its processed and raw logit
-    raw_logit: F64
-    nan: NDArray[np.bool_]  # a target logit is NaN
-    law_nan: NDArray[np.bool_]  # a stored draft logit is NaN
-
-
-@dataclass(frozen=True)
-class ShardDraw:
-    """What a rank sends second: candidates of the last row, [R, 2]: of the residual, and of p."""
-
-    key: NDArray[np.uint64]
-    token: NDArray[np.int64]
-    logit: F64
-    raw_logit: F64
 
 
 @dataclass
@@ -200,6 +118,9 @@ max_new_tokens, active
         this rank's columns, or
     support_ids, support_logits : array, shape (R, gamma, M), optional
         the whole list, equal on all ranks. Without a law it is one-hot.
+    backend : {None, "cpu", "reference"}
+        None is ``"cpu"``. All ranks must use the same one: the two exchange other things. That of
+        ``"cpu"`` are structured arrays, one element a row or request, to be sent as bytes.
 
     Raises
     ------
@@ -230,15 +151,19 @@ max_new_tokens, active
         token_mask: Any = None, draft_logit: Any = None, draft_lse: Any = None,
         draft_logits: Any = None, support_ids: Any = None, support_logits: Any = None,
         stop_ids: Sequence[int] = (), max_new_tokens: ArrayLike | None = None,
-        active: ArrayLike | None = None,
+        active: ArrayLike | None = None, backend: str | None = None,
     ) -> None:  # fmt: skip
-        given = {k: v for k, v in locals().items() if k not in ("self", "shard", "rule")}
+        given = {k: v for k, v in locals().items() if k not in ("self", "shard", "rule", "backend")}
         if not isinstance(rule, str) or rule not in _RULES:
             raise NotImplementedError(
                 f"ShardedVerification: rule={rule!r}: a split vocabulary serves {sorted(_RULES)}"
             )
-        check_call(given, shard.size)
+        check_call(given, shard.size, backend)
         self.shard, self.rule = shard, rule
+        self._compiled: CompiledShard | None = None
+        if backend != "reference":
+            self._compiled = CompiledShard(shard, _RULES[rule], given)
+            return
         self.dtype = _DTYPES[dtype_name(target_logits)]
         self.logits = to_numpy(target_logits)
         self.drafts = np.asarray(draft_tokens, dtype=np.int64)
@@ -297,8 +222,10 @@ max_new_tokens, active
         seed, first = int(self.seed[r]), self.shard.first_segment
         return Noise(seed, position, *kinds, delta, first_segment=first)
 
-    def scan(self) -> ShardScan:
-        """Numbers of the first exchange, for every row."""
+    def scan(self) -> Any:
+        """Numbers of the first exchange, for every row: ShardScan or a structured array."""
+        if self._compiled is not None:
+            return self._compiled.scan()
         count = len(self.logits)
 
         def fill(value: float, dtype: Any = np.float64) -> Any:
@@ -360,14 +287,16 @@ max_new_tokens, active
         out.key[at], out.token[at] = key, self.shard.first_id + offset
         out.logit[at], out.raw_logit[at] = row.z[offset], row.logits[offset]
 
-    def draw(self, scans: Sequence[ShardScan]) -> ShardDraw:
+    def draw(self, scans: Sequence[Any]) -> Any:
         """Throw the coins (every rank the same) and draw this rank's candidates.
 
         Parameters
         ----------
-        scans : sequence of ShardScan
-            Of every rank, in the order of the ranks.
+        scans : sequence
+            What :meth:`scan` returned on every rank, in the order of the ranks.
         """
+        if self._compiled is not None:
+            return self._compiled.draw(scans)
         out = ShardDraw(
             np.zeros((self.requests, 2), np.uint64), np.full((self.requests, 2), -1),
             np.full((self.requests, 2), -np.inf), np.full((self.requests, 2), -np.inf),
@@ -535,14 +464,16 @@ max_new_tokens, active
     def _unlisted(self, r: int, i: int, draft: int) -> bool:
         return self.listed is not None and draft not in self.listed[r, i]
 
-    def finish(self, draws: Sequence[ShardDraw]) -> Verification:
+    def finish(self, draws: Sequence[Any]) -> Verification:
         """Let the largest key win and write the results: the same on every rank.
 
         Parameters
         ----------
-        draws : sequence of ShardDraw
-            Of every rank, in the order of the ranks.
+        draws : sequence
+            What :meth:`draw` returned on every rank, in the order of the ranks.
         """
+        if self._compiled is not None:
+            return self._compiled.finish(draws)
         tokens = (self.requests, self.gamma + 1)
         out = Verification(
             np.zeros(self.requests, np.int32), np.zeros(self.requests, np.int32),

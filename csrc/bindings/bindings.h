@@ -109,6 +109,7 @@ void register_prefix_scheduler(py::module_& m);
 void register_markov_loop(py::module_& m);
 void register_testing(py::module_& m);
 void register_rejection_sampler(py::module_& m);
+void register_vocab_parallel(py::module_& m);
 void register_verify_attention(py::module_& m);
 void register_linear(py::module_& m);
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, m) {
   dspark::bindings::register_markov_loop(m);
   dspark::bindings::register_testing(m);
   dspark::bindings::register_rejection_sampler(m);
+  dspark::bindings::register_vocab_parallel(m);
   dspark::bindings::register_verify_attention(m);
   dspark::bindings::register_linear(m);
 }

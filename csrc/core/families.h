@@ -29,6 +29,11 @@ void verify_attention(const dspark_verify_attention_params& p, void* scratch);
 size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p);
 void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch);
 
+size_t vocab_parallel_workspace(const dspark_vocab_parallel_params& p);
+void vocab_parallel_scan(const dspark_vocab_parallel_params& p, void* scratch);
+void vocab_parallel_draw(const dspark_vocab_parallel_params& p, void* scratch);
+void vocab_parallel_finish(const dspark_vocab_parallel_params& p, void* scratch);
+
 }  // namespace dspark::cpu
 
 // Defined in cuda/<family>/launch.cu, present only in a build with CUDA. The calls are asynchronous

@@ -3,6 +3,7 @@
 
 #include "core/checks.h"
 #include "core/families.h"
+#include "core/rejection_sampler.h"
 #include "core/sampler.h"
 
 namespace {
@@ -36,7 +37,7 @@ void check_outputs(dspark::Problems& problems, const Params* p) {
   dspark::check_pointer(problems, "status", p->status);
 }
 
-void check_draft_law(dspark::Problems& problems, const Params* p) {
+void check_draft_law(dspark::Problems& problems, const Params* p, int32_t vocab) {
   const bool top_m = p->support_ids != nullptr || p->support_logits != nullptr;
   DSPARK_REQUIRE(problems, !top_m || (p->support_ids != nullptr && p->support_logits != nullptr),
                  "support_ids, support_logits: got one of them, expected both or none");
@@ -58,12 +59,14 @@ void check_draft_law(dspark::Problems& problems, const Params* p) {
                    "draft_vocab_size: got %d, expected vocab_size %d without draft_to_target", v_d,
                    p->vocab_size);
   } else {
-    DSPARK_REQUIRE(problems, v_d >= 1 && v_d <= p->vocab_size,
-                   "draft_vocab_size: got %d, expected 1..%d", v_d, p->vocab_size);
+    DSPARK_REQUIRE(problems, v_d >= 1 && v_d <= vocab, "draft_vocab_size: got %d, expected 1..%d",
+                   v_d, vocab);
   }
 }
 
-void check(dspark::Problems& problems, const Params* p) {
+}  // namespace
+
+void dspark::check_rejection_sampler(Problems& problems, const Params* p, int32_t vocab) {
   check_sizes(problems, p);
   DSPARK_REQUIRE(problems, p->top_logprobs >= 0 && p->top_logprobs <= DSPARK_MAX_TOP_LOGPROBS,
                  "top_logprobs: got %d, expected 0..%d", p->top_logprobs, DSPARK_MAX_TOP_LOGPROBS);
@@ -84,11 +87,9 @@ void check(dspark::Problems& problems, const Params* p) {
   dspark::check_pointer(problems, "position", p->position);
   DSPARK_REQUIRE(problems, p->stop_ids == nullptr || p->num_stop_ids >= 0,
                  "num_stop_ids: got %d, expected >= 0", p->num_stop_ids);
-  check_draft_law(problems, p);
+  check_draft_law(problems, p, vocab);
   check_outputs(problems, p);
 }
-
-}  // namespace
 
 extern "C" {
 
@@ -108,7 +109,7 @@ dspark_status dspark_rejection_sampler(dspark_device device, const Params* param
   (void)stream;
   dspark::Problems problems("dspark_rejection_sampler");
   if (!dspark::check_header(problems, params)) return problems.status();
-  check(problems, params);
+  dspark::check_rejection_sampler(problems, params, params->vocab_size);
   dspark::check_cpu_device(problems, device);
   if (!problems.none()) return problems.status();
   dspark::check_workspace(problems, workspace, dspark::cpu::rejection_sampler_workspace(*params));

@@ -105,14 +105,20 @@ int32_t over_columns(const Lane& lane, int32_t columns, const Body& body) {
   });
 }
 
-// The law's normalisation from a mass relative to the lane's largest logit.
+}  // namespace
+
 void normalise(Lane& lane, double mass) {
   lane.mass = mass;
+  lane.empty = mass == 0.0;
   lane.row.top = static_cast<double>(lane.top);
   lane.row.log_mass = log_mass_of(mass);
 }
 
-}  // namespace
+void normalise_raw(Lane& lane, float top, double mass) {
+  lane.raw_mass = mass;
+  lane.raw_top = static_cast<double>(top);
+  lane.raw_log_mass = log_mass_of(mass);
+}
 
 void analyse(Lane& lane, const RowLaw& law) {
   if (lane.valid && same_law(lane.row.law, law)) return;
@@ -131,15 +137,12 @@ void analyse(Lane& lane, const RowLaw& law) {
   const double temperature = static_cast<double>(law.temperature);
   const double mass = loops.mass_sum(t.max, t.sum, lane.segments, temperature, &lane.top);
   normalise(lane, mass);
-  lane.raw_top = row.top;
-  lane.raw_log_mass = row.log_mass;
+  normalise_raw(lane, lane.top, mass);
   if (raw_differs(law)) {
     float top;
     const double raw = loops.mass_sum(t.raw_max, t.raw_sum, lane.segments, 1.0, &top);
-    lane.raw_top = static_cast<double>(top);
-    lane.raw_log_mass = log_mass_of(raw);
+    normalise_raw(lane, top, raw);
   }
-  lane.empty = mass == 0.0;
   if (lane.empty || !truncated(law)) return;
 
   row.cut = find_cut(loops, row, lane.segments, lane.top, mass);
@@ -168,6 +171,11 @@ float logit_of(const Lane& lane, int32_t token) {
 double log_prob(const Lane& lane, float z) {
   const RowView& row = lane.row;
   return log_prob_of(z, row.top, row.log_mass, row.law.temperature);
+}
+
+float raw_logit(const Lane& lane, int32_t token) {
+  const RowLaw& law = lane.row.law;
+  return clean_logit(load_f32(law.logits, law.dtype, token), largest_finite(law.dtype));
 }
 
 double raw_log_prob(const Lane& lane, int32_t token) {
@@ -251,29 +259,29 @@ int32_t pick_inside(const float* w, uint64_t u53) {
   return last;
 }
 
-int32_t draw_from(const Lane& lane, const float* sums, const DraftRow* draft, int32_t without,
-                  const RowDraw& d) {
+Drawn draw_from(const Lane& lane, const float* sums, const DraftRow* draft, int32_t without,
+                const RowDraw& d) {
   const RowView& row = lane.row;
   const RowScratch& t = row.scratch;
   const DrawStream noise{d.seed, d.position, d.distance, d.segment_kind};
   const double temperature = static_cast<double>(row.law.temperature);
   const int32_t pieces = over_segments(lane, [&](int32_t begin, int32_t end, int32_t piece) {
-    t.best[piece] =
-        lane.loops->best_key(t.max, sums, temperature, noise, d.forced != nullptr, begin, end);
+    t.best[piece] = lane.loops->best_key(t.max, sums, temperature, noise, d.forced != nullptr,
+                                         lane.first_segment, begin, end);
   });
   uint64_t best = 0;
   for (int32_t i = 0; i < pieces; ++i) best = t.best[i] > best ? t.best[i] : best;
-  if (best == 0) return -1;
-  const int32_t s = static_cast<int32_t>(packed_segment(best));
+  if (best == 0) return Drawn{0, -1};
+  const int32_t s = static_cast<int32_t>(packed_segment(best)) - lane.first_segment;
   float w[kSegment];
   lane.loops->weights(row, draft, s, w);
   if (without >= 0 && without / kSegment == s) w[without % kSegment] = 0.0f;
-  return s * kSegment + pick_inside(w, forced_or_u53(d, d.segment_kind + 1));
+  return Drawn{best, s * kSegment + pick_inside(w, forced_or_u53(d, d.segment_kind + 1))};
 }
 
 }  // namespace
 
-int32_t sample_row(const Lane& lane, const RowDraw& d) {
+Drawn sample_row(const Lane& lane, const RowDraw& d) {
   return draw_from(lane, lane.row.scratch.sum, nullptr, -1, d);
 }
 
@@ -297,12 +305,12 @@ double share_of(const Lane& lane, const float* sums) {
 
 }  // namespace
 
-int32_t sample_without(const Lane& lane, int32_t token, const RowDraw& d) {
+Drawn sample_without(const Lane& lane, int32_t token, const RowDraw& d) {
   const RowScratch& t = lane.row.scratch;
   const int32_t s = token / kSegment;
   const float whole = t.sum[s];
   t.sum[s] = sum_without(lane, token);
-  const int32_t drawn = draw_from(lane, t.sum, nullptr, token, d);
+  const Drawn drawn = draw_from(lane, t.sum, nullptr, token, d);
   t.sum[s] = whole;
   return drawn;
 }
@@ -332,31 +340,37 @@ double residual_share(const Lane& lane, const DraftRow& draft) {
   return share_of(lane, lane.row.scratch.residual);
 }
 
-int32_t sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d) {
+Drawn sample_residual(const Lane& lane, const DraftRow& draft, const RowDraw& d) {
   fill_residual(lane, draft);
   return draw_from(lane, lane.row.scratch.residual, &draft, -1, d);
 }
 
-size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p) {
+size_t lanes_bytes(const dspark_rejection_sampler_params& p) {
   return static_cast<size_t>(lanes_of(p)) * lane_bytes(p.vocab_size);
 }
 
-void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch) {
-  const int lanes = lanes_of(p);
-  const size_t stride = lane_bytes(p.vocab_size);
-  char* base = static_cast<char*>(scratch);
-  for (int i = 0; i < lanes; ++i) {
-    Lane* lane = reinterpret_cast<Lane*>(base + static_cast<size_t>(i) * stride);
-    *lane = Lane{};
-    lay_out(reinterpret_cast<char*>(lane) + (sizeof(Lane) + 63) / 64 * 64, p.vocab_size,
-            &lane->row.scratch);
-    lane->loops = &pick(baseline::rejection_loops, v3::rejection_loops, v4::rejection_loops);
-    lane->segments = segments_of(p.vocab_size);
-    lane->threads = lanes > 1 ? 1 : max_threads(p.num_threads);
+Lanes set_up_lanes(const dspark_rejection_sampler_params& p, void* scratch) {
+  const Lanes lanes{static_cast<char*>(scratch), lane_bytes(p.vocab_size), lanes_of(p)};
+  for (int i = 0; i < lanes.count; ++i) {
+    Lane& lane = lanes.at(i);
+    lane = Lane{};
+    lay_out(reinterpret_cast<char*>(&lane) + (sizeof(Lane) + 63) / 64 * 64, p.vocab_size,
+            &lane.row.scratch);
+    lane.loops = &pick(baseline::rejection_loops, v3::rejection_loops, v4::rejection_loops);
+    lane.segments = segments_of(p.vocab_size);
+    lane.threads = lanes.count > 1 ? 1 : max_threads(p.num_threads);
   }
-  parallel_for(lanes, p.num_requests, [&](int64_t r, int thread) {
-    verify_request(p, r, *reinterpret_cast<Lane*>(base + static_cast<size_t>(thread) * stride));
-  });
+  return lanes;
+}
+
+size_t rejection_sampler_workspace(const dspark_rejection_sampler_params& p) {
+  return lanes_bytes(p);
+}
+
+void rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch) {
+  const Lanes lanes = set_up_lanes(p, scratch);
+  parallel_for(lanes.count, p.num_requests,
+               [&](int64_t r, int thread) { verify_request(p, r, lanes.at(thread)); });
 }
 
 }  // namespace dspark::cpu

@@ -65,9 +65,11 @@ struct RejectionLoops {
   /// returned apart, so that huge logits do not swallow the sum.
   double (*mass_sum)(const float* max, const float* sum, int32_t segments, double temperature,
                      float* largest);
-  /// Best packed key max / T + log(sum) + Gumbel; 0 when no segment has mass.
+  /// Best packed key max / T + log(sum) + Gumbel; 0 when no segment has mass. The arrays begin at
+  /// segment `first` of the vocabulary, which numbers the noise and is what the key names.
   uint64_t (*best_key)(const float* max, const float* sum, double temperature,
-                       const DrawStream& noise, bool equal_noise, int32_t begin, int32_t end);
+                       const DrawStream& noise, bool equal_noise, int32_t first, int32_t begin,
+                       int32_t end);
   /// Add the mass of ids with (top - z) scale < kBuckets, in grid_mass().
   void (*histogram)(const RowView& row, float top, float scale, int32_t begin, int32_t end);
 };

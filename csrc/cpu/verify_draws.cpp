@@ -4,12 +4,9 @@
 #include "cpu/verify.h"
 
 namespace dspark::cpu {
-namespace {
 
 using Params = dspark_rejection_sampler_params;
 
-// Columns of a list of M ids: strictly ascending in [0, V), then negative ones only. -1: it is
-// none.
 int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
   int32_t n = 0;
   while (n < size && ids[n] >= 0) ++n;
@@ -23,7 +20,7 @@ int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
 }
 
 bool has_column(const DraftRow& row, int32_t token) {
-  if (row.targets == nullptr) return token < row.vocab;
+  if (row.targets == nullptr) return true;
   int32_t lo = 0;
   int32_t n = row.vocab;
   while (n > 0) {
@@ -35,10 +32,9 @@ bool has_column(const DraftRow& row, int32_t token) {
   return lo < row.vocab && row.targets[lo] == token;
 }
 
-}  // namespace
-
 int32_t from_target(Request& q, int32_t i, DrawKind segment_kind) {
-  const int32_t drawn = q.lane.empty ? -1 : sample_row(q.lane, row_draw(q.p, q.r, i, segment_kind));
+  const int32_t drawn =
+      q.lane.empty ? -1 : sample_row(q.lane, row_draw(q.p, q.r, i, segment_kind)).token;
   if (drawn >= 0) return drawn;
   q.status |= DSPARK_EMPTY_SUPPORT;
   return lowest_allowed(q.lane);
@@ -69,11 +65,29 @@ DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, do
   return judge_law(*row, p.draft_logit[q.r * p.gamma + i], look, log_q);
 }
 
+Verdict judge(Request& q, int32_t i, DraftLaw law, float z, double log_q) {
+  if (law == DraftLaw::kZero) {
+    q.status |= DSPARK_BAD_DRAFT_ID;
+    return Verdict::kEnded;
+  }
+  if (law == DraftLaw::kNone || law == DraftLaw::kDisorder) {
+    q.status |= law == DraftLaw::kNone ? DSPARK_NAN_DRAFT : DSPARK_BAD_DRAFT_ID;
+    q.status |= DSPARK_FORCED_REJECT;
+    return Verdict::kRefused;
+  }
+  if (q.lane.empty || z == -__builtin_inff()) {
+    q.status |= DSPARK_FORCED_REJECT;
+    return Verdict::kRejected;
+  }
+  const bool kept = coin(q, i, ratio_of(log_prob(q.lane, z) - log_q));
+  return kept ? Verdict::kAccepted : Verdict::kRejected;
+}
+
 int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row) {
   if (!q.lane.empty) {
     const RowDraw d = row_draw(q.p, q.r, i, kResidualSegment);
-    const int32_t drawn =
-        row == nullptr ? sample_without(q.lane, token, d) : sample_residual(q.lane, *row, d);
+    const int32_t drawn = row == nullptr ? sample_without(q.lane, token, d).token
+                                         : sample_residual(q.lane, *row, d).token;
     if (drawn >= 0) return drawn;
     q.status |= DSPARK_ZERO_RESIDUAL;
   }

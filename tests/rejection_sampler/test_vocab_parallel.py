@@ -186,7 +186,7 @@ def test_normalising_locally_is_another_law(monkeypatch: pytest.MonkeyPatch) -> 
         right(self, out, at, int(noise.integers(1, 2**62)), offset, row)
 
     monkeypatch.setattr(ShardedVerification, "_candidate", wrong)
-    assert p_value(emitted((1, 3, 2), 1200, rule="match")) < 1e-5
+    assert p_value(emitted((1, 3, 2), 1200, rule="match", backend="reference")) < 1e-5
 
 
 def test_ties_over_shards_give_the_lowest_id() -> None:

@@ -335,11 +335,11 @@ double mass_sum(const float* max, const float* sum, int32_t segments, double tem
   return high + low;
 }
 
-// Words of segments [s, s + 64), s a multiple of 4.
-DSPARK_LOOP void noise_words(const DrawStream& noise, int32_t s, uint32_t* words) {
+// Words of segments [s, s + 4 draws), s a multiple of 4.
+DSPARK_LOOP void noise_words(const DrawStream& noise, int32_t s, int draws, uint32_t* words) {
   const uint64_t position = static_cast<uint64_t>(noise.position);
 #pragma omp simd
-  for (int i = 0; i < kChunk / 4; ++i) {
+  for (int i = 0; i < draws; ++i) {
     const Philox4 counter{{static_cast<uint32_t>(s / 4 + i), static_cast<uint32_t>(position),
                            static_cast<uint32_t>(position >> 32),
                            noise.kind << 8 | noise.distance}};
@@ -357,6 +357,7 @@ struct KeyRow {
   const float* sum;
   double temperature;
   bool equal_noise;
+  int32_t first;  // segment of the vocabulary that the arrays begin with
 };
 
 DSPARK_LOOP uint64_t chunk_best(const KeyRow& row, const uint32_t* words, int32_t s, int32_t n) {
@@ -371,7 +372,7 @@ DSPARK_LOOP uint64_t chunk_best(const KeyRow& row, const uint32_t* words, int32_
   uint64_t best = 0;
   for (int32_t i = 0; i < n; ++i) {
     const uint64_t packed =
-        row.sum[s + i] > 0.0f ? pack_key(key[i], static_cast<uint32_t>(s + i)) : 0;
+        row.sum[s + i] > 0.0f ? pack_key(key[i], static_cast<uint32_t>(row.first + s + i)) : 0;
     best = packed > best ? packed : best;
   }
   return best;
@@ -386,12 +387,15 @@ DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32
 #pragma omp simd reduction(max : top)
   for (int32_t i = 0; i < n; ++i) top = row.max[s + i] > top ? row.max[s + i] : top;
   if (top == kNegInf) return best;
-  uint32_t words[kChunk];
-  if (n <= 4) {
-    const Philox4 r = draw(noise, static_cast<uint32_t>(s) >> 2);
-    for (int i = 0; i < 4; ++i) words[i] = r.w[i];
+  uint32_t drawn[kChunk + 4];
+  const int32_t segment = row.first + s;
+  const int32_t skipped = segment & 3;
+  const uint32_t* words = drawn + skipped;
+  if (skipped + n <= 4) {
+    const Philox4 r = draw(noise, static_cast<uint32_t>(segment) >> 2);
+    for (int i = 0; i < 4; ++i) drawn[i] = r.w[i];
   } else {
-    noise_words(noise, s, words);
+    noise_words(noise, segment - skipped, kChunk / 4 + (skipped > 0 ? 1 : 0), drawn);
   }
   uint32_t smallest = 0xffffffffu;
 #pragma omp simd reduction(min : smallest)
@@ -401,7 +405,7 @@ DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32
     const int zeros = smallest == 0 ? 32 : __builtin_clz(smallest);
     const double g = row.equal_noise ? 0.0 : 0.69314719 * (zeros + 1);
     const double bound = static_cast<double>(top) / row.temperature + 4.86 + g;
-    if (pack_key(bound, static_cast<uint32_t>(s)) <= best) return best;
+    if (pack_key(bound, static_cast<uint32_t>(segment)) <= best) return best;
   }
   const uint64_t found = chunk_best(row, words, s, n);
   return found > best ? found : best;
@@ -409,8 +413,8 @@ DSPARK_LOOP uint64_t chunk_key(const KeyRow& row, const DrawStream& noise, int32
 
 // The chunk of the largest logit first: it usually wins, and then screens the others.
 uint64_t best_key(const float* max, const float* sum, double temperature, const DrawStream& noise,
-                  bool equal_noise, int32_t begin, int32_t end) {
-  const KeyRow row{max, sum, temperature, equal_noise};
+                  bool equal_noise, int32_t number, int32_t begin, int32_t end) {
+  const KeyRow row{max, sum, temperature, equal_noise, number};
   float top = kNegInf;
   int32_t first = begin;
   for (int32_t s = begin; s < end; s += kChunk) {

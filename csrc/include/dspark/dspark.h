@@ -13,5 +13,6 @@
 #include "dspark/rejection_sampler.h"
 #include "dspark/types.h"
 #include "dspark/verify_attention.h"
+#include "dspark/vocab_parallel.h"
 
 #endif  // DSPARK_DSPARK_H_
