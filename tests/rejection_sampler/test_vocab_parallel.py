@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dspark_ext as dx
+from dspark_ext import _C
 from dspark_ext.vocab_parallel import Shard, ShardedVerification
 
 FIELDS = ("tokens", "accepted", "num_accepted", "num_emitted", "next_anchor", "finish", "status")
@@ -65,6 +66,10 @@ class Call:
             "stop_ids": rng.integers(0, vocab, 2).tolist(),
             "max_new_tokens": rng.integers(1, self.gamma + 2, self.requests),
         }
+        self.active = np.arange(self.requests)
+        if rng.random() < 0.2:
+            self.shared["active"] = rng.integers(0, 2, self.requests).astype(np.uint8)
+            self.active = np.flatnonzero(self.shared["active"])
         self.drafts = self._law(vocab)
 
     def _law(self, vocab: int) -> np.ndarray:
@@ -104,7 +109,7 @@ class Call:
             self.logits, self.drafts, backend=backend, **(self.shared | extra)
         )
 
-    def rank(self, shard: Shard) -> ShardedVerification:
+    def rank(self, shard: Shard, form: str = "cpu") -> ShardedVerification:
         part = slice(shard.first_id, shard.first_id + shard.size)
         extra: dict[str, Any] = {
             "logit_bias": None if self.bias is None else self.bias[:, part],
@@ -114,7 +119,7 @@ class Call:
         if self.support is not None:
             extra["support_ids"], extra["support_logits"] = self.support
         return ShardedVerification(
-            shard, self.logits[:, part], self.drafts, **(self.shared | extra)
+            shard, self.logits[:, part], self.drafts, backend=form, **(self.shared | extra)
         )
 
 
@@ -124,34 +129,83 @@ def run(ranks: list[ShardedVerification]) -> list[Any]:
     return [rank.finish(draws) for rank in ranks]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FORMS = ["cpu", "reference"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1), split=st.sampled_from(sorted(SPLITS)))
-def test_every_rank_and_the_unsplit_call_agree(backend: str, seed: int, split: str) -> None:
+def test_every_rank_and_the_unsplit_call_agree(form: str, seed: int, split: str) -> None:
     call = Call(seed)
     with np.errstate(all="ignore"):
-        results = run([call.rank(Shard(SPLITS[split], k)) for k in range(len(SPLITS[split]))])
-        want = call.whole(backend)
+        sizes = SPLITS[split]
+        results = run([call.rank(Shard(sizes, k), form) for k in range(len(sizes))])
+        want = call.whole(form)
     for other in results[1:]:
         for field in (*FIELDS, "logprob", "logprob_raw"):
             np.testing.assert_array_equal(getattr(results[0], field), getattr(other, field))
     if split == "ragged":  # other segments: another draw of the same law
         return
+    on = call.active
     for field in FIELDS:
-        np.testing.assert_array_equal(getattr(results[0], field), getattr(want, field), field)
+        got, full = getattr(results[0], field)[on], getattr(want, field)[on]
+        np.testing.assert_array_equal(got, full, field)
     for field in ("logprob", "logprob_raw"):
-        got, full = getattr(results[0], field), getattr(want, field)
-        np.testing.assert_allclose(got, full, rtol=1e-5, atol=1e-5, err_msg=field)
+        got, full = getattr(results[0], field)[on], getattr(want, field)[on]
+        finite = np.isfinite(full)
+        np.testing.assert_array_equal(np.isfinite(got), finite)
+        # One sum in float64 is grouped by rank: the float32 next to it at the most.
+        np.testing.assert_array_max_ulp(got[finite], full[finite], 1)
+
+
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), split=st.sampled_from(sorted(SPLITS)))
+def test_the_compiled_form_and_the_definition_agree(seed: int, split: str) -> None:
+    """Any split, one of no whole segments too: the same decisions from the same numbers."""
+    call, sizes = Call(seed), SPLITS[split]
+    with np.errstate(all="ignore"):
+        got, want = (
+            run([call.rank(Shard(sizes, k), f) for k in range(len(sizes))])[0] for f in FORMS
+        )
+    for field in FIELDS:
+        np.testing.assert_array_equal(getattr(got, field), getattr(want, field), field)
+    for field in ("logprob", "logprob_raw"):
+        np.testing.assert_allclose(
+            getattr(got, field), getattr(want, field), rtol=1e-5, atol=1e-5, err_msg=field
+        )
+
+
+@pytest.mark.parametrize("sizes", [(128, 20_096, 384, 9392), (128 * 67, 21_424)], ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_shards_of_many_segments(sizes: tuple[int, ...], threads: int) -> None:
+    """Segment numbers that are no multiple of four, and rows that threads share."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for seed in range(3):
+            call = Call(seed, 30_000)
+            got = run([call.rank(Shard(sizes, k)) for k in range(len(sizes))])[-1]
+            want = call.whole("cpu")
+            for field in FIELDS:
+                a, b = getattr(got, field)[call.active], getattr(want, field)[call.active]
+                np.testing.assert_array_equal(a, b, field)
+    finally:
+        torch.set_num_threads(before)
 
 
 P = np.array([0.3, 0.2, 0.15, 0.15, 0.1, 0.1])
 Q = np.array([0.1, 0.4, 0.1, 0.1, 0.2, 0.1])
 
 
-def emitted(sizes: tuple[int, ...], count: int, **changes: Any) -> np.ndarray:
-    """First tokens of `count` requests with one draft each; drafts are drawn from Q."""
+def emitted(sizes: tuple[int, ...], count: int, told: Any = None, **changes: Any) -> np.ndarray:
+    """First tokens of `count` requests with one draft each; drafts are drawn from Q.
+
+    Verification is told the law `told` instead.
+    """
     rows = np.tile(np.log(P).astype(np.float32), (2 * count, 1))
     drafts = np.random.default_rng(4).choice(6, (count, 1), p=Q)
-    z = np.tile(np.log(Q).astype(np.float32), (count, 1, 1))
+    z = np.tile(np.log(Q).astype(np.float32), (count, 1, 1)) if told is None else told
     ranks = []
     for k, size in enumerate(sizes):
         shard = Shard(sizes, k)
@@ -160,7 +214,7 @@ def emitted(sizes: tuple[int, ...], count: int, **changes: Any) -> np.ndarray:
             ShardedVerification(
                 shard, rows[:, part], drafts, draft_len=1, cu_seqlens=np.arange(count + 1) * 2,
                 seed=np.arange(count), position=6, temperature=1.0,
-                draft_logit=np.log(Q[drafts]).astype(np.float32),
+                draft_logit=np.take_along_axis(z, drafts[..., None], -1)[..., 0],
                 draft_lse=np.zeros((count, 1), np.float32), draft_logits=z[..., part],
                 **changes,
             )
@@ -172,9 +226,18 @@ def p_value(tokens: np.ndarray) -> float:
     return float(stats.chisquare(np.bincount(tokens, minlength=6), P * len(tokens)).pvalue)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rule", ["token", "match"])
-def test_the_law_of_any_split(rule: str) -> None:
-    assert p_value(emitted((1, 3, 2), 1200, rule=rule)) > 1e-5
+def test_the_law_of_any_split(rule: str, form: str) -> None:
+    count = 40_000 if form == "cpu" else 500
+    for sizes in ((1, 3, 2), (6,), (2, 1, 1, 1, 1)) if form == "cpu" else ((1, 3, 2),):
+        assert p_value(emitted(sizes, count, rule=rule, backend=form)) > 1e-5
+
+
+def test_drafts_as_they_came_are_another_law() -> None:
+    """The control of the compiled form: a law that is flatter than the drafts'."""
+    flat = np.full((40_000, 1, 6), np.log(1 / 6), np.float32)
+    assert p_value(emitted((1, 3, 2), 40_000, told=flat)) < 1e-5
 
 
 def test_normalising_locally_is_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +249,7 @@ def test_normalising_locally_is_another_law(monkeypatch: pytest.MonkeyPatch) -> 
         right(self, out, at, int(noise.integers(1, 2**62)), offset, row)
 
     monkeypatch.setattr(ShardedVerification, "_candidate", wrong)
-    assert p_value(emitted((1, 3, 2), 1200, rule="match", backend="reference")) < 1e-5
+    assert p_value(emitted((1, 3, 2), 500, rule="match", backend="reference")) < 1e-5
 
 
 def test_ties_over_shards_give_the_lowest_id() -> None:
@@ -254,6 +317,58 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], words: list[str]) ->
         ShardedVerification(Shard((8,), 0), target, drafts, **arguments)
     for word in words:
         assert word in str(error.value)
+
+
+def test_other_backends_say_so() -> None:
+    arguments = one_draft(backend="cuda")
+    target, drafts = arguments.pop("target_logits"), arguments.pop("draft_tokens")
+    with pytest.raises(dx.ArgumentError, match="backend: got 'cuda'"):
+        ShardedVerification(Shard((8,), 0), target, drafts, **arguments)
+
+
+def compiled() -> Any:
+    """The C arguments of one rank of two, whole and right."""
+    arguments = one_draft()
+    target, drafts = arguments.pop("target_logits"), arguments.pop("draft_tokens")
+    rank = ShardedVerification(Shard((8, 3), 0), target, drafts, **arguments)
+    rank.scan()
+    assert rank._compiled is not None
+    return rank._compiled
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"rank": 2}, ValueError, ["rank: got 2, expected 0..1"]),
+        ({"num_ranks": 0}, ValueError, ["num_ranks", "rank"]),
+        ({"shard_sizes": 0}, ValueError, ["shard_sizes: got NULL"]),
+        ({"call.vocab_size": 3}, ValueError, ["vocab_size: got 3, expected shard_sizes[0] = 8"]),
+        ({"call.gamma": 99}, ValueError, ["gamma: got 99"]),
+        ({"call.status": 0}, ValueError, ["status: got NULL"]),
+        ({"scan": 0}, ValueError, ["scan: got NULL"]),
+        ({"call.top_k": 8, "call.min_p": 8}, NotImplementedError, ["call.top_k", "call.min_p"]),
+        ({"call.top_logprobs": 2}, ValueError, ["call.top_logprobs: got 2", "top_ids"]),
+    ],
+    ids=lambda x: "+".join(x) if isinstance(x, dict) else "",
+)
+def test_the_c_functions_name_what_is_wrong(
+    fields: dict[str, int], error: type[Exception], words: list[str]
+) -> None:
+    one = compiled()
+    for name, value in fields.items():
+        setattr(one.call if "." in name else one.params, name.removeprefix("call."), value)
+    with pytest.raises(error) as caught:
+        one._run("vocab_parallel_scan")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_device_and_a_small_workspace_are_refused() -> None:
+    one = compiled()
+    with pytest.raises(ValueError, match="workspace: got 0 bytes"):
+        _C.vocab_parallel_scan(_C.CPU, one.params)
+    with pytest.raises((NotImplementedError, ValueError), match="no CUDA kernel"):
+        _C.vocab_parallel_scan(_C.CUDA, one.params)
 
 
 def test_a_shard_has_ids_and_a_rank() -> None:
