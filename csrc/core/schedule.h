@@ -24,7 +24,8 @@ DSPARK_HD float clean_probability(float x, int32_t* status) {
 /// Nearest value on the grid of 2^-40. Below 2^48 for x in [0, DSPARK_MAX_WEIGHT], so the float64
 /// on the way is exact.
 DSPARK_HD uint64_t to_grid(float x) {
-  return static_cast<uint64_t>(static_cast<double>(x) * 1099511627776.0 + 0.5);
+  return static_cast<uint64_t>(
+      static_cast<int64_t>(static_cast<double>(x) * 1099511627776.0 + 0.5));
 }
 
 DSPARK_HD double from_grid(uint64_t sum) {
@@ -51,30 +52,6 @@ DSPARK_HD bool has_price(const StepCost& cost, int64_t batch) {
 DSPARK_HD double theta_of(const StepCost& cost, uint64_t tau, int64_t batch) {
   const double sps = 1000.0 / ((cost.ms[batch] + cost.draft_ms) + cost.kv_ms);
   return from_grid(tau) * sps;
-}
-
-/// Candidates compare as one integer: key descending, then position, then request ascending, so the
-/// largest is the next to admit. The key is non-negative, hence its bits order like its value.
-constexpr int kRequestBits = 28;
-
-DSPARK_HD uint64_t pack_candidate(float key, int position, int64_t request) {
-  const uint64_t rest = static_cast<uint64_t>(DSPARK_MAX_GAMMA - 1 - position) << kRequestBits |
-                        ((UINT64_C(1) << kRequestBits) - 1 - static_cast<uint64_t>(request));
-  return static_cast<uint64_t>(bits_f32(key)) << 32 | rest;
-}
-
-DSPARK_HD float candidate_key(uint64_t c) {
-  return float_from_bits(static_cast<uint32_t>(c >> 32));
-}
-
-/// 0-based draft position.
-DSPARK_HD int candidate_position(uint64_t c) {
-  return DSPARK_MAX_GAMMA - 1 - static_cast<int>(c >> kRequestBits & 15u);
-}
-
-DSPARK_HD int64_t candidate_request(uint64_t c) {
-  const uint64_t mask = (UINT64_C(1) << kRequestBits) - 1;
-  return static_cast<int64_t>(mask - (c & mask));
 }
 
 /// The floor, cap and weight of one request, repaired and reported where they are out of range:

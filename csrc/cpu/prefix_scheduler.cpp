@@ -18,7 +18,7 @@ using Params = dspark_prefix_scheduler_params;
 
 // Per-request state in the workspace.
 struct State {
-  uint64_t* heap;  // [R]
+  uint64_t* room;  // [2, R, gamma] candidates and their sort
   float* live;     // [R, gamma] keys of the live survivals
   float* lagged;   // [R, gamma] keys of the lagged ones
   float* weight;   // [R]
@@ -31,8 +31,8 @@ struct State {
 State state_in(const Params& p, void* scratch) {
   const int64_t n = p.num_requests;
   State s = {};
-  s.heap = static_cast<uint64_t*>(scratch);
-  s.live = reinterpret_cast<float*>(s.heap + n);
+  s.room = static_cast<uint64_t*>(scratch);
+  s.live = reinterpret_cast<float*>(s.room + 2 * n * p.gamma);
   s.lagged = s.live + n * p.gamma;
   s.weight = s.lagged + n * p.gamma;
   s.floor = reinterpret_cast<int32_t*>(s.weight + n);
@@ -146,7 +146,7 @@ void admit_causal(const Params& p, const State& s, const StepCost& cost, int64_t
   if (!priced(p, cost, batch)) return;
   uint64_t tau = expected_tokens(p, s, s.live);
   double best = theta_of(cost, tau, batch);
-  Candidates next(s.heap, s.live, p.gamma, p.length, s.reach, p.num_requests);
+  Candidates next(s.room, s.live, p.gamma, p.length, s.reach, p.num_requests);
   for (; !next.empty() && room > 0; --room) {
     tau += to_grid(next.key());
     if (!priced(p, cost, ++batch)) return;
@@ -166,7 +166,7 @@ int64_t search_budget(const Params& p, const State& s, const StepCost& cost, int
   uint64_t tau = expected_tokens(p, s, s.lagged);
   double best = theta_of(cost, tau, batch);
   int64_t budget = 0;
-  Candidates next(s.heap, s.lagged, p.gamma, p.length, s.reach, p.num_requests);
+  Candidates next(s.room, s.lagged, p.gamma, p.length, s.reach, p.num_requests);
   for (int64_t n = 1; !next.empty() && n <= room; ++n) {
     tau += to_grid(next.key());
     if (!priced(p, cost, ++batch)) break;
@@ -183,7 +183,7 @@ int64_t search_budget(const Params& p, const State& s, const StepCost& cost, int
 // The `budget` best live candidates.
 void admit_ranked(const Params& p, const State& s, int64_t budget) {
   if (budget <= 0) return;
-  Candidates next(s.heap, s.live, p.gamma, p.length, s.reach, p.num_requests);
+  Candidates next(s.room, s.live, p.gamma, p.length, s.reach, p.num_requests);
   for (; !next.empty() && budget > 0; --budget) {
     p.length[next.request()] = next.position() + 1;
     next.pop();
@@ -285,8 +285,8 @@ void write_theta(const Params& p, const State& s, const StepCost& cost) {
 
 size_t prefix_scheduler_workspace(const dspark_prefix_scheduler_params& p) {
   const size_t n = static_cast<size_t>(p.num_requests);
-  return n * (sizeof(uint64_t) + (2 * static_cast<size_t>(p.gamma) + 1) * sizeof(float) +
-              3 * sizeof(int32_t));
+  const size_t gamma = static_cast<size_t>(p.gamma);
+  return n * (2 * gamma * (sizeof(uint64_t) + sizeof(float)) + sizeof(float) + 3 * sizeof(int32_t));
 }
 
 void prefix_scheduler(const dspark_prefix_scheduler_params& p, void* scratch) {

@@ -161,8 +161,9 @@ def test_a_curve_that_is_too_short() -> None:
 
 def decisions(policy: str, rounds: int = 4) -> tuple[list[list[int]], list[Any], Any]:
     rng = np.random.default_rng(5)
-    table = line(200, slope=0.1).at(6)
-    decide = Decider(Policy.parse(policy), 6, 4, table)
+    curve = line(200, slope=0.1)
+    table = curve.at(6)
+    decide = Decider(Policy.parse(policy), 6, 4, curve.at)
     drawn = [rng.beta(4, 1, (6, 4)).astype(np.float32) for _ in range(rounds)]
     caps = np.full(6, 4, np.int32)
     lengths = [decide.lengths(c, np.full(6, 2), caps, np.ones(6, np.int32)).tolist() for c in drawn]
@@ -197,8 +198,9 @@ def test_unsafe_budgets_come_from_younger_ones(age: int) -> None:
 
 
 def test_a_new_request_starts_without_history() -> None:
-    table = line(64, slope=0.5).at(2)
-    decide = Decider(Policy.parse("two_phase"), 2, 3, table)
+    curve = line(64, slope=0.5)
+    table = curve.at(2)
+    decide = Decider(Policy.parse("two_phase"), 2, 3, curve.at)
     caps, kv, sure = np.full(2, 3, np.int32), np.ones(2, np.int32), np.ones((2, 3), np.float32)
     for _ in range(3):
         last = decide.lengths(sure, np.zeros(2, np.int64), caps, kv)
@@ -211,21 +213,47 @@ def test_a_new_request_starts_without_history() -> None:
 
 
 def test_floors_and_weights_reach_the_operator() -> None:
-    table = line(64, slope=3.0).at(4)  # too dear for any draft
+    dear = line(64, slope=3.0).at  # too dear for any draft
     c, zero = np.full((4, 3), 0.5, np.float32), np.zeros(4, np.int64)
     caps, kv = np.array([3, 3, 0, 3], np.int32), np.ones(4, np.int32)
-    plain = Decider(Policy.parse("causal"), 4, 3, table)
-    floor = Decider(Policy.parse("causal+min1"), 4, 3, table)
+    plain = Decider(Policy.parse("causal"), 4, 3, dear)
+    floor = Decider(Policy.parse("causal+min1"), 4, 3, dear)
     assert plain.lengths(c, zero, caps, kv).tolist() == [0] * 4
     assert floor.lengths(c, zero, caps, kv).tolist() == [1, 1, 0, 1]
-    heavy = Decider(Policy.parse("two_phase+weight9"), 4, 3, line(64, slope=0.4).at(4))
+    heavy = Decider(Policy.parse("two_phase+weight9"), 4, 3, line(64, slope=0.4).at)
     assert heavy.lengths(c, zero, np.full(4, 3, np.int32), kv).tolist() == [2, 0, 2, 0]
+
+
+def test_ageing_ends_a_drought() -> None:
+    curve, work = line(64, slope=1.5), Workload(tokens=3000)
+    trace = Synthetic(request_spread=3.0)  # some requests never promise anything
+    plain, aged = (one(n, trace, curve, 8, work) for n in ("causal", "causal+age5"))
+    assert plain.drought > 30
+    assert aged.drought == 5
+    assert aged.request_budget_p1 > plain.request_budget_p1
+    assert aged.throughput < plain.throughput + 4 * plain.throughput_se
+
+
+def test_the_gate_saves_drafts_that_do_not_pay() -> None:
+    """A dear drafter and a coin that never falls right: plain decoding but for the probes."""
+    curve, work = line(64, draft_ms=1.0, draft_ms_per_request=2.0), Workload(tokens=4000)
+    plain, drafts, gated = (
+        one(n, Coin(0.05), curve, 8, work) for n in ("none", "two_phase", "two_phase+gate")
+    )
+    assert drafts.throughput < 0.4 * plain.throughput
+    assert gated.throughput > 0.8 * plain.throughput
+    assert gated.budget < 1.2 < drafts.budget
+    # Where drafts pay it stays out of the way.
+    cheap = line(64, draft_ms=0.1)
+    free, watched = (one(n, Coin(0.8), cheap, 8, work) for n in ("two_phase", "two_phase+gate"))
+    assert watched.throughput == pytest.approx(free.throughput, rel=0.05)
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "static", "causal3", "static1.5", "two_phase:lag1", "two_phase:unsafe_lag2", "none+min1",
-     "oracle:lag3", "threshold", "two_phase+min0.5", "static2+weight2"],
+     "oracle:lag3", "threshold", "static2+gate", "causal+age", "two_phase+min0.5",
+     "static2+weight2"],
 )  # fmt: skip
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(dx.ArgumentError, match="policy: "):

@@ -12,6 +12,7 @@ true ones.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,7 @@ class Point:
     user_p1: float  # and the slowest in a hundred
     budget: float  # rows sent to the target per request and round: 1 + mean length
     request_budget_p1: float  # the same of a request over its life, the least in a hundred
+    drought: int  # most rounds in a row in which a request could have verified a draft, and did not
     acceptance: float  # emitted tokens per round
     batch: float  # rows of a target step
     step_ms: float
@@ -94,6 +96,7 @@ class _Requests:
         self.left, self.kv = np.zeros(load, np.int64), np.zeros(load, np.int32)
         self._start, self._tokens = np.zeros(load), np.zeros(load, np.int64)
         self._rows, self._rounds = np.zeros(load, np.int64), np.zeros(load, np.int64)
+        self._drought, self.drought = np.zeros(load, np.int64), 0
         self.speed: list[NDArray[np.float64]] = []
         self.budget: list[NDArray[np.float64]] = []
         everyone = np.arange(load)
@@ -112,16 +115,21 @@ class _Requests:
         self.left[slots] = self._lengths(self._workload.output_tokens, len(slots))
         self.kv[slots] = self._lengths(self._workload.prompt_tokens, len(slots))
         self._start[slots] = now
-        for counter in (self._tokens, self._rows, self._rounds):
+        for counter in (self._tokens, self._rows, self._rounds, self._drought):
             counter[slots] = 0
 
-    def advance(self, length: NDArray[Any], emitted: NDArray[np.int64], now: float) -> Any:
+    def advance(
+        self, could: Any, length: NDArray[Any], emitted: NDArray[np.int64], now: float
+    ) -> Any:
         """Commit a round; returns the slots whose request ended and was replaced."""
         self.left -= emitted
         self.kv += emitted.astype(np.int32)
         self._tokens += emitted
         self._rows += 1 + length
         self._rounds += 1
+        self._drought += could
+        self._drought[length > 0] = 0
+        self.drought = max(self.drought, int(self._drought.max()))
         ended = np.flatnonzero(self.left <= 0)
         if len(ended):
             self.speed.append(1e3 * self._tokens[ended] / (now - self._start[ended]))
@@ -171,27 +179,39 @@ def run(
     share = (work.mtp_draft_share if policy.mode == "mtp1" else 1.0) * policy.drafts
     table = curve.at(load, share)
     _check(policy, trace, table, load)
-    belief = (believed or curve).at(load, share if work.draft_in_theta else 0.0)
+    belief = functools.cache(
+        lambda n: (believed or curve).at(n, share if work.draft_in_theta else 0.0)
+    )
     requests = _Requests(load, work, np.random.default_rng([work.seed, load, 1]))
     batch = trace.batch(load, np.random.default_rng([work.seed, load, 2]))
     decide = Decider(policy, load, trace.gamma, belief, work.prior)
     goal, emitted_in_all, now = work.total(load), 0, 0.0
     steps: list[tuple[int, int, float]] = []  # rows, tokens, ms
     length, emitted = np.zeros(load, np.int32), np.ones(load, np.int64)
+    drafted: NDArray[np.bool_] = np.full(load, policy.drafts)
+    could: NDArray[np.bool_] = np.zeros(load, dtype=bool)  # verify a draft
     while emitted_in_all < goal:
+        kv_ms = table.ms_per_kv_token and table.ms_per_kv_token * float(requests.kv.sum())
+        draft_ms = table.draft_ms
         if policy.drafts:
             conditional, accepted = batch.round(emitted_in_all / goal)
             max_len = np.minimum(requests.left - 1, trace.gamma).astype(np.int32)
-            length = decide.lengths(conditional, accepted, max_len, requests.kv)
+            slots = None
+            if policy.gate:
+                drafted = decide.drafting(float(requests.kv.sum()))
+                max_len[~drafted] = 0
+                slots = np.where(drafted, np.arange(load), -1)
+                draft_ms = share * curve.draft(int(drafted.sum())) if drafted.any() else 0.0
+            length = decide.lengths(conditional, accepted, max_len, requests.kv, slots)
             emitted = 1 + np.minimum(length, accepted)
+            could = drafted & (max_len > 0)
+            decide.learn(could, length, emitted - 1)
         rows, tokens = load + int(length.sum()), int(emitted.sum())
-        ms = float(table.array[rows]) + table.draft_ms
-        if table.ms_per_kv_token:
-            ms += table.ms_per_kv_token * float(requests.kv.sum())
+        ms = float(table.array[rows]) + draft_ms + kv_ms
         now += ms
         emitted_in_all += tokens
         steps.append((rows, tokens, ms))
-        ended = requests.advance(length, emitted, now)
+        ended = requests.advance(could, length, emitted, now)
         if len(ended) and policy.drafts:
             batch.join(ended)
             decide.join(ended)
@@ -232,6 +252,7 @@ def _point(
         user_p1=float(np.quantile(speed, 0.01)),
         budget=float(rows.mean() / load),
         request_budget_p1=float(np.quantile(budget, 0.01)),
+        drought=requests.drought,
         acceptance=float(tokens.mean() / load),
         batch=float(rows.mean()),
         step_ms=float(ms.mean()),

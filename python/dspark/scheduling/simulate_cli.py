@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="concurrent requests (default: 1 to 512)")  # fmt: skip
     group.add_argument("--policies", nargs="+", metavar="NAME",
                        help="none mtp1 staticN thresholdX causal two_phase two_phase:lagN "
-                       "two_phase:unsafe_lagN oracle; behind a search +minN, +weightN "
-                       "(default: all of them)")  # fmt: skip
+                       "two_phase:unsafe_lagN oracle; behind a search +minN, +weightX, +ageN, "
+                       "+gate (default: all without those)")  # fmt: skip
     group.add_argument("--tokens", type=int, default=24_000, help="emitted tokens of a point")
     group.add_argument("--output-tokens", type=int, default=192, help="mean of a request")
     group.add_argument("--prompt-tokens", type=int, default=512, help="mean of a request")

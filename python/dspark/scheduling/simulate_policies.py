@@ -12,13 +12,20 @@
 ``oracle``               knows which drafts will be accepted: the best Theta of every single round
 ======================== ==========================================================================
 
-Behind a ``+``, joined to any of them that searches: ``min1`` (at least one draft for every request)
-and ``weight2`` (every second request counts twice).
+Behind a ``+``, joined to ``causal``, ``two_phase`` or ``oracle``:
+
+=========== =======================================================================================
+``minN``    floors: N drafts of every request, whatever they promise
+``weightX`` every second request counts X times
+``ageN``    :class:`dspark_ext.Ageing`: a floor of one draft after N rounds without any
+``gate``    :class:`dspark_ext.Gate`: requests whose past rounds earned too little do not draft
+=========== =======================================================================================
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +34,14 @@ from numpy.typing import NDArray
 
 import dspark_ext as dx
 from dspark_ext import ArgumentError
+from dspark_ext.gate import GateRecord
 
 __all__ = ["Decider", "Policy", "default_policies"]
 
 _PATTERN = re.compile(
     r"(?P<mode>none|mtp1|static|threshold|causal|two_phase|oracle)(?P<number>[0-9.]*)"
-    r"(?::(?P<kind>lag|unsafe_lag)(?P<lag>[0-9]))?(?P<extra>(?:\+(?:min|weight)[0-9.]+)*)"
+    r"(?::(?P<kind>lag|unsafe_lag)(?P<lag>[0-9]))?"
+    r"(?P<extra>(?:\+(?:(?:min|weight|age)[0-9.]+|gate))*)"
 )
 _SEARCHES = ("causal", "two_phase", "oracle")
 
@@ -44,7 +53,8 @@ class Policy:
     Examples
     --------
     >>> Policy.parse("two_phase:lag3+min1")
-    Policy(name='two_phase:lag3+min1', mode='two_phase', number=0.0, lag=3, min_len=1, weight=1.0)
+    Policy(name='two_phase:lag3+min1', mode='two_phase', number=0.0, lag=3, min_len=1, weight=1.0,
+           age=0, gate=False)
     >>> Policy.parse("two_phase:lag1")
     Traceback (most recent call last):
         ...
@@ -58,6 +68,8 @@ class Policy:
     lag: int = 2
     min_len: int = 0
     weight: float = 1.0  # of every second request
+    age: int = 0  # rounds without a verified draft before a floor helps; 0: never
+    gate: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Policy:
@@ -66,7 +78,7 @@ class Policy:
         if found is None:
             raise ArgumentError(f"policy: got {name!r}, expected one of the names in --help")
         mode, number = found["mode"], found["number"]
-        extra = dict(re.findall(r"\+(min|weight)([0-9.]+)", found["extra"]))
+        extra = dict(re.findall(r"\+(min|weight|age|gate)([0-9.]*)", found["extra"]))
         numbered = mode in ("static", "threshold")
         wrong = numbered != bool(number) or (bool(extra) and mode not in _SEARCHES)
         if wrong or (found["kind"] and mode != "two_phase"):
@@ -82,7 +94,8 @@ class Policy:
         try:
             value = float(number or (1 if mode == "mtp1" else 0))
             made = cls(name, mode, value, lag, int(extra.get("min", 0)),
-                       float(extra.get("weight", 1)))  # fmt: skip
+                       float(extra.get("weight", 1)), int(extra.get("age", 0)),
+                       "gate" in extra)  # fmt: skip
         except ValueError as error:
             raise ArgumentError(f"policy: {name!r}: {error}") from error
         if mode == "static" and value != int(value):
@@ -122,16 +135,22 @@ class Decider:
     ----------
     policy : Policy
     requests, gamma : int
-    cost : CostTable
-        What the scheduler believes.
+    cost_of : callable
+        Cost table that the scheduler believes in when so many requests draft.
     prior : float
         Conditional acceptance assumed of a request without history.
     """
 
     def __init__(
-        self, policy: Policy, requests: int, gamma: int, cost: dx.CostTable, prior: float = 0.6
+        self,
+        policy: Policy,
+        requests: int,
+        gamma: int,
+        cost_of: Callable[[int], dx.CostTable],
+        prior: float = 0.6,
     ) -> None:
         self.policy, self._gamma, self._prior = policy, gamma, prior
+        self._cost_of, cost = cost_of, cost_of(requests)
         self._priced = cost.ms_per_kv_token > 0
         self._k: dict[str, Any] = {"cost": cost} if policy.mode in _SEARCHES else {}
         if policy.mode in ("static", "mtp1"):
@@ -144,6 +163,11 @@ class Decider:
             every_second = np.ones(requests, dtype=np.float32)
             every_second[::2] = policy.weight
             self._k["weight"] = every_second
+        self._ageing = dx.Ageing(rounds=policy.age) if policy.age else None
+        self._starved = np.zeros(requests, dtype=np.int32)
+        self._gate = dx.Gate() if policy.gate else None
+        self._record = GateRecord.empty(requests, dx.Gate().probe_every)
+        self._everyone = np.ones(requests, dtype=bool)
         self._lagged = dx.LaggedSurvival(rounds=max(policy.lag, 2), prior=prior)
         self._last = self._unknown(np.empty((requests, gamma), np.float32), slice(None))
         self._out: dx.Plan | None = None
@@ -157,6 +181,25 @@ class Decider:
         if self.policy.mode == "two_phase":
             self._lagged.reset(slots)
             self._unknown(self._last, slots)
+        self._starved[slots] = 0
+        fresh = GateRecord.empty(len(slots), dx.Gate().probe_every)
+        for name, values in vars(fresh).items():
+            getattr(self._record, name)[slots] = values
+
+    def drafting(self, kv_tokens: float) -> NDArray[np.bool_]:
+        """Return which requests draft in the next round, by what their past rounds earned."""
+        if self._gate is None:
+            return self._everyone
+        return self._gate.choose(self._record, self._cost_of, kv_tokens)
+
+    def learn(
+        self, drafted: NDArray[np.bool_], length: NDArray[Any], accepted: NDArray[Any]
+    ) -> None:
+        """Take a round that is over: who drafted, drafts verified and accepted."""
+        self._starved[drafted] += 1
+        self._starved[length > 0] = 0
+        if self._gate is not None:
+            self._gate.learn(self._record, drafted, accepted, length)
 
     def lengths(
         self,
@@ -164,6 +207,7 @@ class Decider:
         run: NDArray[np.int64],
         max_len: NDArray[np.int32],
         kv_len: NDArray[np.int32],
+        slots: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int32]:
         """Return the lengths of a round.
 
@@ -174,6 +218,8 @@ class Decider:
         run : ndarray of int, shape (R,)
             Drafts that would be accepted; read by the oracle alone.
         max_len, kv_len : ndarray, shape (R,), int32
+        slots : ndarray of int, optional
+            Slot of each request, -1 where it did not draft; 0 to R - 1 when absent.
         """
         k, mode = dict(self._k), self.policy.mode
         survival: NDArray[np.float32] = np.cumprod(conditional, axis=1)
@@ -185,12 +231,15 @@ class Decider:
             k["lagged"] = self._history(survival)
         if self._priced and mode in _SEARCHES:
             k["kv_len"] = kv_len
-        if self.policy.min_len:
-            k["min_len"] = np.minimum(max_len, np.int32(self.policy.min_len))
+        floor = np.full(len(run), self.policy.min_len, np.int32)
+        if self._ageing is not None:
+            floor, _ = self._ageing.apply(self._starved, floor, np.ones(len(run), np.float32))
+        if self.policy.min_len or self._ageing is not None:
+            k["min_len"] = np.minimum(max_len, floor)
         plan = dx.prefix_schedule(survival, max_len=max_len, out=self._out, backend="cpu", **k)
         self._out = plan
         if mode == "two_phase":
-            self._lagged.push(survival)
+            self._lagged.push(survival, slots)
             self._last = survival
         return np.asarray(plan.length)
 
