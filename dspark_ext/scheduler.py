@@ -321,6 +321,7 @@ class Scheduler:
         capacity = None if self.capacity is None else max(self.capacity, requests)
         max_len = np.where(host.drafting != 0, self.max_len(state), 0).astype(np.int32)
         floor, weight = self._help(state)
+        host.due[...] = np.minimum(self._due(state), max_len)
         survival = state.no_survival if confidence is None else confidence.survival
         if self.mode in ("causal", "two_phase"):
             common |= {"cost": self.cost(requests), "kv_len": host.kv_len, "weight": weight}
@@ -348,6 +349,17 @@ class Scheduler:
         if self.ageing is not None:
             floor, weight = self.ageing.apply(state.host.starved, floor, weight)
         explored = None if self.monitor is None else self.monitor.floors(state)
+        state.host.explored[...] = 0
         if explored is not None:
+            state.host.explored[...] = np.asarray(explored) > 0
             floor = np.maximum(floor, np.asarray(explored, dtype=np.int32))
         return floor, weight
+
+    def _due(self, state: RoundState) -> NDArray[Any]:
+        """Drafts [R] that the mode or an exploration sends whatever they promise.
+
+        Floors of requests and of ageing are none of them: they belong to requests that were chosen.
+        """
+        if self.mode in ("off", "fixed"):
+            return np.full(state.max_requests, self.fixed_len if self.mode == "fixed" else 16)
+        return np.where(state.host.explored != 0, 16, 0)

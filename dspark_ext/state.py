@@ -24,6 +24,8 @@ _FIELDS: dict[str, tuple[str, float]] = {
     "active": ("uint8", 0),
     "drafting": ("uint8", 0),
     "starved": ("int32", 0),
+    "due": ("int32", 0),
+    "explored": ("uint8", 0),
     "kv_len": ("int32", 0),
     "position": ("int64", 0),
     "anchor": ("int32", 0),
@@ -51,6 +53,8 @@ class HostState:
     active: NDArray[np.uint8]
     drafting: NDArray[np.uint8]  # takes part in the draft of the present round
     starved: NDArray[np.int32]  # rounds in a row that drafted and verified nothing
+    due: NDArray[np.int32]  # drafts of the present round that are verified whatever they promise
+    explored: NDArray[np.uint8]  # whether a monitor asked for them
     kv_len: NDArray[np.int32]
     position: NDArray[np.int64]
     anchor: NDArray[np.int32]

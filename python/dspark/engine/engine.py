@@ -45,6 +45,9 @@ class Engine:
         Kind of the arrays handed to the models.
     backend : str, optional
         Forces the operators' backend.
+    monitor : Monitor, optional
+        Watches the calibration (:class:`dspark.scheduling.Monitor`): put into the scheduler, and
+        its report into the metrics. One that the scheduler has already is reported, too.
 
     Attributes
     ----------
@@ -76,11 +79,14 @@ class Engine:
         num_pages: int | None = None,
         framework: str = "torch",
         backend: str | None = None,
+        monitor: Any = None,
     ) -> None:
         if gamma is None:
             gamma = 1 if drafter is None else int(drafter.gamma)
         self.target, self.drafter = target, drafter
         self.scheduler = dx.Scheduler() if scheduler is None else scheduler
+        if monitor is not None:
+            self.scheduler.monitor = monitor
         self.backend = backend
         self.state = dx.RoundState.create(
             max_requests,
@@ -94,7 +100,7 @@ class Engine:
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
-        self.metrics = Metrics()
+        self.metrics = Metrics(monitor=self.scheduler.monitor)
         self.prefill_seconds = 0.0
         self.prefill_tokens = 0
 
@@ -146,6 +152,7 @@ class Engine:
                     yield from self._report(result, owner)
         finally:
             for slot in owner:
+                self.metrics.close(slot)
                 self.state.remove(slot)
 
     def complete(

@@ -51,20 +51,60 @@ class Metrics:
     scheduled_at: NDArray[np.int64] = field(default_factory=_zeros)
     observed_at: NDArray[np.int64] = field(default_factory=_zeros)
     accepted_at: NDArray[np.int64] = field(default_factory=_zeros)
+    budgets: list[float] = field(default_factory=list)  # mean drafts verified, a request each
+    droughts: list[int] = field(default_factory=list)  # longest run of rounds without any
+    monitor: Any = None  # of the scheduler's calibration; its report joins to_dict()
+    _open: dict[int, list[int]] = field(default_factory=dict)  # by slot: rounds, drafts, run, most
 
     def add(self, result: Round) -> None:
         """Add every request of one call of ``decode_round``."""
-        gamma = result.accepted.shape[1]
         self.steps += 1
         for phase in PHASES:
             self.seconds[phase] += result.seconds[phase]
         for r in result.slots:
             self.count(
-                gamma if result.drafted else 0,
+                int(result.proposed[r]),
                 int(result.length[r]),
                 int(result.num_accepted[r]),
                 int(result.num_emitted[r]),
             )
+            if result.drafted:
+                self._budget(r, int(result.length[r]))
+            if result.finish[r]:
+                self.close(r)
+
+    def _budget(self, slot: int, length: int) -> None:
+        account = self._open.setdefault(slot, [0, 0, 0, 0])
+        account[0] += 1
+        account[1] += length
+        account[2] = 0 if length else account[2] + 1
+        account[3] = max(account[3], account[2])
+
+    def close(self, slot: int) -> None:
+        """Take the request of a slot into the budgets: it has left."""
+        rounds, drafts, _, longest = self._open.pop(slot, (0, 0, 0, 0))
+        if rounds:
+            self.budgets.append(drafts / rounds)
+            self.droughts.append(longest)
+
+    def budget_per_request(self) -> dict[str, Any]:
+        """How the verified drafts are spread over the requests that have left.
+
+        Examples
+        --------
+        >>> Metrics(budgets=[2.0, 0.0, 4.0], droughts=[0, 9, 1]).budget_per_request()["min"]
+        0.0
+        """
+        if not self.budgets:
+            return {"requests": 0, "min": None, "p1": None, "p50": None, "longest_drought": None}
+        p1, p50 = np.percentile(self.budgets, (1, 50))
+        return {
+            "requests": len(self.budgets),
+            "min": min(self.budgets),
+            "p1": float(p1),
+            "p50": float(p50),
+            "longest_drought": max(self.droughts),
+        }
 
     def count(self, proposed: int, scheduled: int, accepted: int, emitted: int) -> None:
         """Add one round of one request."""
@@ -92,6 +132,9 @@ class Metrics:
         self.scheduled_at += other.scheduled_at
         self.observed_at += other.observed_at
         self.accepted_at += other.accepted_at
+        self.budgets += other.budgets
+        self.droughts += other.droughts
+        self.monitor = other.monitor if self.monitor is None else self.monitor
 
     @property
     def acceptance_length(self) -> float:
@@ -129,7 +172,7 @@ class Metrics:
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON types."""
         total = self.total_seconds
-        return {
+        found = {
             "rounds": self.rounds,
             "target_steps": self.steps,
             "drafts_proposed": self.proposed,
@@ -145,4 +188,8 @@ class Metrics:
             "tokens_per_second": self.tokens_per_second,
             "seconds": total,
             "time_share": {p: self.seconds[p] / total if total else 0.0 for p in PHASES},
+            "budget_per_request": self.budget_per_request(),
         }
+        if self.monitor is not None:
+            found["calibration"] = self.monitor.to_dict()
+        return found

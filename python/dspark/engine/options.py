@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dspark.engine.loading import Models
 
 OK, FAILED, USAGE = 0, 1, 2
+CONFIDENCES = ("head", "online", "constant", "draft-probability")
 MODES = ("off", "fixed", "threshold", "causal", "two_phase")
 
 
@@ -45,6 +46,22 @@ def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
     group.add_argument("--threshold", type=float, help="least confidence, of --mode threshold")
     group.add_argument("--cost", type=Path, help="cost table of `dspark profile`, or measured now")
     group.add_argument("--requests", type=int, default=8, help="concurrent requests")
+    group.add_argument("--calibration", type=Path, help="temperatures of `dspark calibrate fit`")
+    group.add_argument(
+        "--confidence",
+        choices=CONFIDENCES,
+        default="head",
+        help="where confidences come from; draft-probability needs greedy drafts",
+    )
+    group.add_argument(
+        "--gate", action="store_true", help="requests whose drafts do not pay sit out the draft"
+    )
+    group.add_argument(
+        "--ageing", type=int, metavar="N", help="one draft for whoever verified none for N rounds"
+    )
+    group.add_argument(
+        "--monitor", action="store_true", help="report the calibration of this run (--json)"
+    )
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -74,19 +91,32 @@ def scheduler_of(args: argparse.Namespace, models: Models) -> dx.Scheduler:
     """Return the scheduler of the options; measures a cost table where one is needed."""
     import dspark_ext as dx
     from dspark.engine.costs import cached
+    from dspark.scheduling.calibration import Calibration
+    from dspark.scheduling.monitor import Monitor
+    from dspark.scheduling.providers import PROVIDERS
 
     cost = None
-    if args.mode in ("causal", "two_phase"):
+    if args.mode in ("causal", "two_phase") or args.gate:
         if args.cost is not None:
             cost = dx.CostTable.load(args.cost)
         else:
             cost, _ = cached(models, args.requests, cost_folder(), progress=not args.quiet)
+    found = None if args.calibration is None else Calibration.load(args.calibration)
+    gamma = models.drafter.gamma
+    if found is not None and len(found.temperature) != gamma:
+        raise dx.ArgumentError(
+            f"--calibration: got {len(found.temperature)} temperatures, expected {gamma}"
+        )
     return dx.Scheduler(
         args.mode,
         cost=cost,
-        temperature=models.temperature,
+        temperature=models.temperature if found is None else found.temperature,
         fixed_len=args.fixed_len,
         threshold=args.threshold,
+        confidence=None if args.confidence == "head" else PROVIDERS[args.confidence](),
+        gate=dx.Gate() if args.gate else None,
+        ageing=None if args.ageing is None else dx.Ageing(rounds=args.ageing),
+        monitor=Monitor(gamma, found) if args.monitor else None,
     )
 
 

@@ -11,10 +11,16 @@ from dspark.scheduling.calibration import (
     reliability,
     survival_labels,
 )
+from dspark.scheduling.monitor import Monitor
 from dspark.scheduling.profile import fingerprint, measure
+from dspark.scheduling.providers import ConstantPrior, DraftProbability, OnlineAcceptance
 
 __all__ = [
     "Calibration",
+    "ConstantPrior",
+    "DraftProbability",
+    "Monitor",
+    "OnlineAcceptance",
     "Reliability",
     "evaluate",
     "fingerprint",

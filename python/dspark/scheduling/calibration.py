@@ -34,6 +34,7 @@ __all__ = [
     "Calibration",
     "Reliability",
     "evaluate",
+    "evaluate_conditional",
     "fit",
     "reliability",
     "summary",
@@ -212,6 +213,34 @@ def evaluate(
     )
 
 
+def evaluate_conditional(
+    logit: ArrayLike, accepted: ArrayLike, temperature: ArrayLike | None = None, bins: int = BINS
+) -> tuple[Reliability, ...]:
+    """Measure c_k against the flags 1 and 0: drafts all of whose predecessors were accepted.
+
+    Parameters
+    ----------
+    logit : array_like, shape (N, gamma)
+        Raw logits.
+    accepted : array_like, shape (N, gamma), int
+        Flags of the sampler.
+    temperature : array_like, shape (gamma,), optional
+        1 when absent.
+
+    Examples
+    --------
+    >>> evaluate_conditional([[0.0, 0.0]] * 2, [[1, 1], [0, -1]])[1].count
+    1
+    """
+    z, flags = np.asarray(logit, dtype=np.float64), np.asarray(accepted)
+    tau = np.ones(z.shape[1]) if temperature is None else np.asarray(temperature, dtype=np.float64)
+    seen = flags >= 0
+    return tuple(
+        reliability(_conditional(z[seen[:, k], k], float(tau[k])), flags[seen[:, k], k], bins)
+        for k in range(z.shape[1])
+    )
+
+
 def summary(positions: Sequence[Reliability]) -> Reliability:
     """Join positions by their counts; a position whose AUC is NaN does not enter the AUC."""
 
@@ -243,6 +272,7 @@ class Calibration:
     before: tuple[Reliability, ...]  # of each position at temperature 1
     after: tuple[Reliability, ...]
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    conditional: tuple[Reliability, ...] = ()  # c_k after calibration, given the drafts before
 
     @property
     def max_ece(self) -> float:
@@ -281,6 +311,7 @@ class Calibration:
                 before=tuple(_read(r) for r in body["before"]),
                 after=tuple(_read(r) for r in body["after"]),
                 fingerprint=dict(body["fingerprint"]),
+                conditional=tuple(_read(r) for r in body.get("conditional", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(
@@ -304,6 +335,11 @@ def _without_nan(x: Any) -> Any:
 def _read(fields: dict[str, Any]) -> Reliability:
     known: dict[str, Any] = {k: math.nan if v is None else v for k, v in fields.items()}
     return Reliability(**known)
+
+
+def _ordered(grid: Sequence[float]) -> list[float]:
+    """Nearest to 1 first, then the larger: min() keeps the first of equals."""
+    return sorted(grid, key=lambda t: (round(abs(math.log(t)), 9), -t))
 
 
 def fit(
@@ -358,8 +394,7 @@ def fit(
         raise ArgumentError("fit: logit: got NaN, expected numbers where the outcome is known")
     if not grid or not all(math.isfinite(t) and t > 0 for t in grid):
         raise ArgumentError(f"fit: grid: got {list(grid)[:4]}..., expected finite values > 0")
-    # min() keeps the first of equals: the temperature nearest to 1, then the larger.
-    candidates = sorted(grid, key=lambda t: (round(abs(math.log(t)), 9), -t))
+    candidates = _ordered(grid)
     temperature, fitted = [], []
     prefix = np.ones(len(z))
     for k in range(z.shape[1]):
@@ -377,4 +412,5 @@ def fit(
         before=evaluate(survivals(z), accepted, bins),
         after=evaluate(survivals(z, temperature), accepted, bins),
         fingerprint=json.loads(json.dumps(dict(fingerprint or {}))),
+        conditional=evaluate_conditional(z, accepted, temperature, bins),
     )

@@ -32,7 +32,7 @@ class Recorder(Metrics):
             return
         if result.draft.confidence_logit is None:
             raise dx.ArgumentError("collect: drafter: got one without a confidence head")
-        rows = list(result.slots)
+        rows = [r for r in result.slots if result.proposed[r]]
         self._logit.append(to_numpy(result.draft.confidence_logit)[rows].astype(np.float32))
         self._accepted.append(np.asarray(result.accepted)[rows].astype(np.int8))
 
