@@ -91,6 +91,9 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     records = rows(variants)
     if not args.json:
         print("\n".join(text_table(records)))
+        for variant in variants:
+            if variant.metrics.cost_drift.count:
+                print(f"{variant.name}: {variant.metrics.cost_drift.text()}")
     return {
         "model": models.name,
         "dtype": models.dtype,

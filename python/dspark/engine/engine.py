@@ -149,6 +149,7 @@ class Engine:
                         self.target, self.drafter, self.state, self.scheduler, backend=self.backend
                     )
                     self.metrics.add(result)
+                    self.metrics.cost_drift.observe_round(self.scheduler, self.state, result)
                     yield from self._report(result, owner)
         finally:
             for slot in owner:

@@ -92,6 +92,8 @@ def _generate(args: argparse.Namespace) -> int:
             f"{summary['acceptance_length']:.2f}",
             file=sys.stderr,
         )
+        if engine.metrics.cost_drift.drifted:
+            print(engine.metrics.cost_drift.text(), file=sys.stderr)
     return OK
 
 

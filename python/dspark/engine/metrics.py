@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.scheduling.drift import CostDrift
 from dspark_ext import Round
 
 PHASES = ("draft", "schedule", "verify", "other")
@@ -48,6 +49,7 @@ class Metrics:
     emitted: int = 0
     cut: int = 0  # rounds that ended inside their accepted drafts
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    cost_drift: CostDrift = field(default_factory=CostDrift)  # without a cost table it stays empty
     scheduled_at: NDArray[np.int64] = field(default_factory=_zeros)
     observed_at: NDArray[np.int64] = field(default_factory=_zeros)
     accepted_at: NDArray[np.int64] = field(default_factory=_zeros)
@@ -127,6 +129,7 @@ class Metrics:
         for name in ("steps", "rounds", "drafted", "proposed", "scheduled", "proposal",
                      "accepted", "emitted", "cut"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cost_drift.merge(other.cost_drift)
         for phase in PHASES:
             self.seconds[phase] += other.seconds[phase]
         self.scheduled_at += other.scheduled_at
@@ -187,6 +190,7 @@ class Metrics:
             "observed": [int(n) for n in self.observed_at[: len(self.acceptance_by_position())]],
             "tokens_per_second": self.tokens_per_second,
             "seconds": total,
+            "cost_drift": self.cost_drift.to_dict(),
             "time_share": {p: self.seconds[p] / total if total else 0.0 for p in PHASES},
             "budget_per_request": self.budget_per_request(),
         }
