@@ -2,12 +2,13 @@
 """``dspark calibrate``: collect rounds, then fit, apply and check confidence temperatures.
 
 dspark calibrate collect PROMPTS.jsonl --output ROUNDS.npz
-dspark calibrate fit --rounds ROUNDS.npz --output sts.json
+dspark calibrate fit --rounds ROUNDS.npz --output sts.json --plot reliability.png
 dspark calibrate apply --rounds ROUNDS.npz --calibration sts.json --output survivals.npz
 dspark calibrate check --rounds HELDOUT.npz --calibration sts.json --max-ece 0.02
 
 ROUNDS.npz holds ``logit [N, gamma]`` (raw confidence logits) and ``accepted [N, gamma]`` (flags of
-the rejection sampler: 1, 0, -1, -2) of rounds that ran with the scheduler off.
+the rejection sampler: 1, 0, -1, -2) of rounds that ran with the scheduler off; ``collect`` also
+notes ``rule`` and ``temperature``, and a calibration is refused for rounds of others.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dspark.scheduling.calibration import (
     summary,
     survivals,
 )
+from dspark.scheduling.calibration_plot import plot_reliability
 from dspark_ext import ArgumentError
 
 
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     p.add_argument("--output", type=Path, required=True, help=".npz with logit and accepted")
     p.add_argument("--limit", type=int, help="prompts of each file (a seeded choice)")
     p.add_argument("--temperature", type=float, default=0.0, help="as in service; 0 = greedy")
+    p.add_argument("--rule", choices=("token", "block", "match"), default="token")
     p.add_argument("--max-new-tokens", type=int, default=128)
     p.add_argument("--requests", type=int, default=8, help="concurrent requests")
     add_models(p)
@@ -60,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     p.add_argument("--drafter", help="name of the drafter, for the fingerprint")
     p.add_argument("--target", help="name of the target, for the fingerprint")
     p.add_argument("--min-rounds", type=int, default=200, help="fewer leave a position at 1")
+    p.add_argument("--plot", type=Path, help=".png of reliability diagrams, before and after")
     _add_rounds(p)
     p = commands.add_parser("apply", help="write calibrated survivals")
     p.add_argument("--calibration", type=Path, required=True)
@@ -69,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     p.add_argument("--calibration", type=Path, help="without it the raw head is checked")
     p.add_argument("--max-ece", type=float, required=True, help="largest ECE allowed, 0..1")
     p.add_argument("--min-rounds", type=int, default=200, help="fewer are not judged")
+    p.add_argument("--plot", type=Path, help=".png of reliability diagrams")
     _add_rounds(p)
 
 
@@ -109,6 +114,7 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         dx.SamplingParams(
             temperature=args.temperature,
             max_new_tokens=args.max_new_tokens,
+            rule=args.rule,
             stop_ids=models.stop_ids,
             seed=args.seed + i,
         )
@@ -122,14 +128,22 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         max_requests=args.requests,
         progress=not args.quiet,
     )
-    np.savez(args.output, logit=logit, accepted=accepted)
+    np.savez(
+        args.output,
+        logit=logit,
+        accepted=accepted,
+        rule=np.array(args.rule if args.temperature else "greedy"),
+        temperature=np.array(args.temperature),
+    )
     return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK
 
 
-def _read_rounds(path: Path) -> tuple[Any, Any]:
+def _read_rounds(path: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Logits, flags, and what ``collect`` noted beside them."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return file["logit"], file["accepted"]
+            notes = {k: file[k].item() for k in ("rule", "temperature") if k in file}
+            return file["logit"], file["accepted"], notes
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ArgumentError(
             f"{path}: expected an .npz with logit and accepted [N, gamma] ({error})"
@@ -144,8 +158,8 @@ def _rows(positions: tuple[Reliability, ...]) -> list[dict[str, Any]]:
 
 
 def _fit(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    logit, accepted = _read_rounds(args.rounds)
-    names = {"drafter": args.drafter, "target": args.target}
+    logit, accepted, notes = _read_rounds(args.rounds)
+    names = {"drafter": args.drafter, "target": args.target, **notes}
     found = fit(
         logit,
         accepted,
@@ -153,39 +167,54 @@ def _fit(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         fingerprint={k: v for k, v in names.items() if v is not None},
     )
     found.save(args.output)
+    if args.plot is not None:
+        plot_reliability(args.plot, logit, accepted, found.temperature)
     return {
         "temperature": list(found.temperature),
         "fitted": list(found.fitted),
         "before": _rows(found.before),
         "after": _rows(found.after),
         "output": str(args.output),
+        **({} if args.plot is None else {"plot": str(args.plot)}),
     }, OK
 
 
 def _apply(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    logit, _ = _read_rounds(args.rounds)
-    survival = _calibrated(args.calibration, logit).astype(np.float32)
+    logit, _, notes = _read_rounds(args.rounds)
+    found = _load(args.calibration, logit, notes)
+    survival = survivals(logit, found).astype(np.float32)
     np.savez(args.output, survival=survival)
     return {"rounds": len(survival), "output": str(args.output)}, OK
 
 
-def _calibrated(path: Path | None, logit: Any) -> Any:
+def _load(path: Path | None, logit: Any, notes: dict[str, Any]) -> tuple[float, ...] | None:
+    """Temperatures of a calibration that fits the rounds; ``None`` without a file."""
     if path is None:
-        return survivals(logit)
+        return None
     found = Calibration.load(path)
+    was = found.fingerprint
+    other = {k: was[k] for k in notes if was.get(k, notes[k]) != notes[k]}
+    if other:
+        raise ArgumentError(
+            f"{path}: got a calibration of {other}, expected one of {notes} as the rounds; "
+            "acceptance under another rule or temperature is another event"
+        )
     if len(found.temperature) != logit.shape[1]:
         raise ArgumentError(
             f"{path}: got {len(found.temperature)} temperatures, expected {logit.shape[1]} as the "
             "rounds have positions"
         )
-    return found.apply(logit)
+    return found.temperature
 
 
 def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     if not 0 <= args.max_ece <= 1:
         raise ArgumentError(f"--max-ece: got {args.max_ece}, expected 0..1")
-    logit, accepted = _read_rounds(args.rounds)
-    positions = evaluate(_calibrated(args.calibration, logit), accepted)
+    logit, accepted, notes = _read_rounds(args.rounds)
+    tau = _load(args.calibration, logit, notes)
+    positions = evaluate(survivals(logit, tau), accepted)
+    if args.plot is not None:
+        plot_reliability(args.plot, logit, accepted, tau)
     judged = [r for r in positions if r.count >= args.min_rounds]
     worst = max((r.ece for r in judged), default=None)
     passed = worst is not None and worst <= args.max_ece
@@ -194,7 +223,8 @@ def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         "worst_ece": worst,
         "max_ece": args.max_ece,
         "judged": len(judged),
-        "after": _rows(positions),
+        **({} if tau is None else {"before": _rows(evaluate(survivals(logit), accepted))}),
+        "after" if tau is not None else "before": _rows(positions),
     }, OK if passed else FAILED
 
 
