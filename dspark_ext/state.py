@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from dspark_ext.pages import CapacityError, PageTable
 from dspark_ext.sampling import RULES, SamplingParams, distinct_seed
 
 __all__ = ["HostState", "RoundState"]
+
+_SERIALS = itertools.count(1)
 
 #: name -> dtype, value of a free slot. One entry per slot each.
 _FIELDS: dict[str, tuple[str, float]] = {
@@ -140,9 +143,8 @@ class RoundState:
         self.target_pages: Any = None
         self.drafter_pages: Any = None
         self.rounds = 0
-        #: number of the request in each slot, counted over the state's life; 0 = none so far
+        #: number of the request in each slot, no other in this process has it; 0 = none so far
         self.serial: NDArray[np.int64] = np.zeros(max_requests, dtype=np.int64)
-        self._added = 0
         self.output_counts: NDArray[np.int32] | None = None  # [R, V], when penalties need it
         self.prompt_mask: NDArray[np.int32] | None = None  # [R, ceil(V / 32)] packed
         self._features: list[NewFeatures] = []
@@ -298,8 +300,7 @@ class RoundState:
         host.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
         host.max_draft[slot] = self.gamma if params.max_draft is None else params.max_draft
         host.min_draft[slot], host.weight[slot] = params.min_draft, params.weight
-        self._added += 1
-        self.serial[slot] = self._added
+        self.serial[slot] = next(_SERIALS)
         self.history.reset(slot)
         return slot
 

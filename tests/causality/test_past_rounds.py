@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,80 @@ def test_the_gate(mode: str, rule: str) -> None:
     assert len(policy.decisions) > 1 and any(len(set(d)) == 2 for d in policy.decisions)
     if rule == "token":
         assert distance(follows(), Gated(mode, COSTS[mode])) < EXACT
+
+
+class Watched(Ours):
+    """Temperatures and explorations as a monitor makes them: from counts of rounds that are over.
+
+    Survivals are raised to a power that grows with the request's rejections; every second round of
+    a request is explored.
+    """
+
+    def start(self) -> Any:
+        return 0, 0
+
+    def remember(self, memory: Any, past: Past) -> Any:
+        rounds, rejected = memory
+        return rounds + 1, rejected + (0 in past.flags)
+
+    def lengths(self, batch: Batch) -> Sequence[int]:
+        rounds, rejected = np.array(batch.memory).T
+        live = (batch.live ** (1 + rejected[:, None])).astype(np.float32)
+        floor = np.where(rounds % 2 == 1, batch.cap, batch.floor)
+        return super().lengths(replace(batch, live=live, floor=floor, memory=((),) * len(live)))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_monitored(rule: str) -> None:
+    assert distance(two(rule=rule), Watched("causal", COSTS["causal"])) < EXACT
+    assert distance(follows(), Watched("causal", COSTS["causal"])) < EXACT
+
+
+@dataclass
+class Whole(Ours):
+    """A real Scheduler on a real RoundState: history, floors, the decision to skip the draft."""
+
+    scheduler: Any = None
+    skipped: set[bool] = field(default_factory=set)
+
+    def remember(self, memory: Any, past: Past) -> Any:
+        drafted = tuple(past.live.tolist()) if past.length >= 0 else None
+        return (*memory, drafted)[-3:]
+
+    def _ask(self, batch: Batch) -> Sequence[int]:
+        count, gamma = batch.live.shape
+        state = dx.RoundState.create(count, gamma, max_len=16)
+        state.host.active[...], state.host.max_draft[...] = batch.active, batch.cap
+        state.host.left[...], state.host.weight[...] = gamma + 1, batch.weight
+        for age in (3, 2, 1):
+            known = [r for r, m in enumerate(batch.memory) if len(m) >= age and m[-age]]
+            rows = np.zeros((count, gamma), np.float32)
+            for r in known:
+                rows[r] = batch.memory[r][-age]
+            if known:
+                state.history.push(rows, known)
+        state.host.drafting[...] = self.scheduler.drafting(state)
+        self.skipped.add(not state.host.drafting.any())
+        if not state.host.drafting.any():
+            return [-1] * count
+        draft = SimpleNamespace(tokens=np.array(batch.drafts, np.int32))
+        found = SimpleNamespace(survival=batch.live)
+        return self.scheduler.plan(state, draft, found).length.tolist()
+
+    def lengths(self, batch: Batch) -> Sequence[int]:
+        key = (batch.live.tobytes(), batch.active.tobytes(), batch.cap.tobytes(), batch.memory)
+        if key not in self.asked:
+            self.asked[key] = self._ask(batch)
+        return self.asked[key]
+
+
+@pytest.mark.parametrize("mode", ["causal", "two_phase"])
+def test_the_scheduler_itself_with_skipped_drafts(mode: str) -> None:
+    tables = {n: COSTS["two_phase"].with_draft_ms(0.04 * n) for n in (1, 2)}
+    policy = Whole(mode, scheduler=dx.Scheduler(mode, cost=tables, probe_every=10**6))
+    world = World(P, Q, (Request(4, BAIT), Request(3, DULL, start=1)))
+    assert distance(world, policy) < EXACT
+    assert policy.skipped == {True, False}
 
 
 @pytest.mark.parametrize("mode", ["causal", "threshold"])

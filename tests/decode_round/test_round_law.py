@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 import dspark_ext as dx
+from dspark.scheduling import Monitor, OnlineAcceptance
 from dspark_ext.toy import ToyDrafter, ToyTarget
 
 V, GAMMA = 4, 4
@@ -23,6 +24,15 @@ SCHEDULES: dict[str, Any] = {
     "causal": lambda: dx.Scheduler("causal", cost=COST),
     "causal-steep": lambda: dx.Scheduler("causal", cost=STEEP),
     "two_phase": lambda: dx.Scheduler("two_phase", cost=COST),
+    "helped": lambda: dx.Scheduler(
+        "causal",
+        cost=STEEP,
+        skip=False,
+        gate=dx.Gate(warmup=1, probe_every=2),
+        ageing=dx.Ageing(rounds=1, weight=1.0),
+        monitor=Monitor(GAMMA, explore_every=2, refit_every=3, min_rounds=50),
+    ),
+    "estimated": lambda: dx.Scheduler("two_phase", cost=COST, confidence=OnlineAcceptance()),
     "two_phase-capacity": lambda: dx.Scheduler("two_phase", cost=COST, capacity=100),
 }
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
