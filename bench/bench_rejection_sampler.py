@@ -1,39 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time rejection_sample against the same verification composed of torch operations.
+"""Time rejection_sample against the same verification by others, beside its floor.
 
-    python bench/bench_rejection_sampler.py [--json] [--seconds S] [--seed N] [--full]
+    python bench/bench_rejection_sampler.py [--full] [--device cpu|cuda] [--seconds S] [--limit S]
+                                            [--check] [--json] [--save [FILE]]
 
-Both verify gamma drafts per request under the rule `token` with a stored law, in the same run, in
-turns; milliseconds are medians over the run, per call.
+All verify gamma = 7 drafts a request under the rule `token` with a stored law, in one run and in
+turns; times are medians of a call. Drafts are drawn from that law, which is near the target's.
+--save keeps the JSON in FILE, or in bench/results/<machine>/; with --check the exit code is 1 when
+a goal is missed. On a GPU every contender is a CUDA graph; warm and cold say whether L2 held the
+last replay's data.
 
-* op: dspark_ext.rejection_sample with preallocated results; also returns both log-probabilities
-* torch: softmax of target and draft, gather, compare, residual, multinomial; no log-probabilities.
-  Truncated rows add a top-k, or a sort and a cumulative sum
-* floor: the target rows that were visited, read once at the bandwidth a sum over a large array
-  reaches in this run
-
-Drafts are drawn from the stored law, which is near the target's; `rows` is the mean number of
-target rows a request visited. The operator stops there, the composition works on all gamma + 1.
+    op        dspark_ext.rejection_sample with preallocated results; returns both log-probabilities
+    torch     softmax of target and draft, gather, compare, residual, a draw; no log-probabilities.
+              Truncated rows add a top-k, or a sort and a cumulative sum
+    peers     transformers: assisted decoding's sampling, one request a call. flashinfer: softmax of
+              both and the chain sampler; "flashinfer chain" is the sampler alone. vllm: softmax, a
+              bonus token and the sampler of its V1 engine. The table of peers says which are here
+    floor     the target's logits once: on a CPU the rows that were visited, at the bandwidth of a
+              sum over a large array; on a GPU all rows, at the 4.3 TB/s of an H200
+    rows      mean number of target rows a request visited; the operator stops there
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from lib import roofline
 from lib.report import arguments, publish
-from lib.timing import read_bandwidth, time_in_turns
+from lib.timing import STREAM_BYTES, stream, time_in_turns
+from peers.verification import GAMMA, TEMPERATURE, composed, find, problem
 
 import dspark_ext as dx
 
-GAMMA = 7
-TEMPERATURE = 0.8
 SHORT = [
     # R, V, dtype, top_k, top_p
     (1, 49_152, torch.float32, 0, 1.0),
@@ -43,6 +47,7 @@ SHORT = [
 ]
 FULL = [
     *SHORT,
+    (1, 151_936, torch.float32, 0, 1.0),
     (8, 151_936, torch.float16, 0, 1.0),
     (1, 151_936, torch.bfloat16, 50, 1.0),
     (1, 151_936, torch.bfloat16, 0, 0.95),
@@ -50,106 +55,182 @@ FULL = [
     (8, 151_936, torch.bfloat16, 0, 0.95),
     (8, 262_144, torch.bfloat16, 0, 1.0),
 ]
+GOAL_VOCAB = 151_936
+GPU = [(r, GOAL_VOCAB, torch.bfloat16, 0, 1.0) for r in (1, 8, 32, 128)]
+GPU += [(1, 262_144, torch.bfloat16, 0, 1.0), (32, GOAL_VOCAB, torch.bfloat16, 50, 1.0)]
+GPU += [(32, GOAL_VOCAB, torch.bfloat16, 0, 0.95), (32, GOAL_VOCAB, torch.float32, 0, 1.0)]
+
+Rows = list[dict[str, Any]]
+Row = tuple[int, int, torch.dtype, int, float]
 
 
-def problem(requests: int, vocab: int, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-    """Logits with the spread of a language model's: most mass on few ids."""
-    generator = torch.Generator().manual_seed(seed)
-    target = torch.randn(requests, GAMMA + 1, vocab, generator=generator).mul_(2.5)
-    lifted = torch.randint(vocab, (requests, GAMMA + 1, 20), generator=generator)
-    target.scatter_(2, lifted, 10 + 3 * torch.randn(lifted.shape, generator=generator))
-    noise = torch.randn(requests, GAMMA, vocab, generator=generator).mul_(0.3)
-    draft = (target[:, :GAMMA] + noise).to(dtype)
-    law = torch.softmax(draft.float() / TEMPERATURE, -1)
-    tokens = torch.multinomial(law.flatten(0, 1), 1, generator=generator).view(requests, GAMMA)
-    return {
-        "target_logits": target.to(dtype).flatten(0, 1),
-        "draft_tokens": tokens.int(),
-        "draft_len": torch.full((requests,), GAMMA, dtype=torch.int32),
-        "cu_seqlens": torch.arange(requests + 1, dtype=torch.int32) * (GAMMA + 1),
-        "seed": torch.arange(requests),
-        "position": torch.full((requests,), 1000),
-        "temperature": torch.full((requests,), TEMPERATURE),
-        "draft_logits": draft,
-        "draft_logit": draft.gather(2, tokens[..., None])[..., 0].float(),
-        "draft_lse": torch.logsumexp(draft.float() / TEMPERATURE, -1),
-    }
-
-
-def truncate(z: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    if top_k:
-        smallest = z.topk(top_k, dim=-1).values[..., -1:]
-        z = z.masked_fill(z < smallest, -torch.inf)
-    if top_p < 1:
-        values, order = z.sort(dim=-1, descending=True)
-        mass = torch.softmax(values, -1)
-        out = mass.cumsum(-1) - mass >= top_p
-        z = z.masked_fill(out.scatter(-1, order, out), -torch.inf)
-    return z
-
-
-def composed(p: dict[str, Any], top_k: int, top_p: float) -> Callable[[], torch.Tensor]:
-    requests, gamma, vocab = p["draft_logits"].shape
-    tokens = p["draft_tokens"].long()
-    rows = torch.arange(requests)
-
-    @torch.inference_mode()
-    def run() -> torch.Tensor:
-        z = p["target_logits"].view(requests, gamma + 1, vocab).float() / TEMPERATURE
-        law = torch.softmax(truncate(z, top_k, top_p), -1)
-        draft = torch.softmax(p["draft_logits"].float() / TEMPERATURE, -1)
-        px = law[:, :gamma].gather(2, tokens[..., None])[..., 0]
-        qx = draft.gather(2, tokens[..., None])[..., 0]
-        accepted = (torch.rand(requests, gamma) < px / qx).int().cumprod(1).sum(1)
-        last = law[rows, accepted]
-        rejected = accepted < gamma
-        q = draft[rows, accepted.clamp(max=gamma - 1)]
-        residual = torch.where(rejected[:, None], (last - q).clamp(min=0), last)
-        return torch.multinomial(residual, 1)
-
-    return run
-
-
-def measure(row: tuple[Any, ...], seconds: float, seed: int) -> dict[str, Any]:
-    requests, vocab, dtype, top_k, top_p = row
-    p = problem(requests, vocab, dtype, seed)
+def truncation(row: Row, device: str) -> dict[str, torch.Tensor]:
+    """The arguments that a row's law adds."""
+    requests, _, _, top_k, top_p = row
     law: dict[str, torch.Tensor] = {}
-    law |= {"top_k": torch.full((requests,), top_k, dtype=torch.int32)} if top_k else {}
-    law |= {"top_p": torch.full((requests,), top_p)} if top_p < 1 else {}
+    if top_k:
+        law["top_k"] = torch.full((requests,), top_k, dtype=torch.int32, device=device)
+    if top_p < 1:
+        law["top_p"] = torch.full((requests,), top_p, device=device)
+    return law
+
+
+def head(row: Row) -> dict[str, Any]:
+    """What a row of the table begins with."""
+    requests, vocab, dtype, top_k, top_p = row
+    law = f"top-k {top_k}" if top_k else f"top-p {top_p}" if top_p < 1 else "full"
+    return {"R": requests, "V": vocab, "dtype": str(dtype).removeprefix("torch."), "law": law}
+
+
+def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> Rows:
+    """One row of the CPU table."""
+    requests, vocab, _, top_k, top_p = row
+    p = problem(*row[:3], seed)
+    law = truncation(row, "cpu")
     out = dx.rejection_sample(**p, **law)
     visited = int(out.num_emitted.sum())
+    peers, found = ({}, {}) if law else find(p)
+    states |= {name: text for name, text in found.items() if "request" not in text}
     times = time_in_turns(
         {
             "op": lambda: dx.rejection_sample(**p, **law, out=out),
             "torch": composed(p, top_k, top_p),
+            "stream": stream(),
+            **peers,
         },
         seconds=seconds,
     )
-    size = p["target_logits"].element_size()
-    floor = visited * vocab * size / read_bandwidth()
-    op, peer = times["op"].median, times["torch"].median
-    return {
-        "R": requests,
-        "V": vocab,
-        "dtype": str(dtype).removeprefix("torch."),
-        "law": f"top-k {top_k}" if top_k else f"top-p {top_p}" if top_p < 1 else "full",
-        "rows": visited / requests,
-        "op ms": 1e3 * op,
-        "p95 ms": 1e3 * times["op"].p95,
-        "torch ms": 1e3 * peer,
-        "torch/op": peer / op,
-        "floor ms": 1e3 * floor,
-        "op/floor": op / floor if floor else np.nan,
+    bandwidth = STREAM_BYTES / times["stream"].median
+    floor = visited * vocab * p["target_logits"].element_size() / bandwidth
+    op = times["op"].median
+    others = {name: times[name].median / op for name in ("torch", "transformers") if name in times}
+    return [
+        head(row)
+        | {
+            "rows": visited / requests,
+            "op ms": 1e3 * op,
+            "p95 ms": 1e3 * times["op"].p95,
+            "torch ms": 1e3 * times["torch"].median,
+            "torch/op": others["torch"],
+            "transformers/op": others.get("transformers"),
+            "floor ms": 1e3 * floor,
+            "op/floor": op / floor,
+            "stream GB/s": bandwidth / 1e9,
+        }
+    ]
+
+
+def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]) -> Rows:
+    """The rows of one shape; a contender that fails is named in ``problems``."""
+    from lib.graphs import capture, replay_in_turns
+
+    requests, vocab, _, top_k, top_p = row
+    p = problem(*row[:3], seed, "cuda")
+    law = truncation(row, "cuda")
+    out = dx.rejection_sample(**p, **law)
+    visited = int(out.num_emitted.sum())
+    peers, found = ({}, {}) if law else find(p)
+    states |= {name: text for name, text in found.items() if "request" not in text}
+    calls = {
+        "op": lambda: dx.rejection_sample(**p, **law, out=out),
+        "torch": composed(p, top_k, top_p),
+        **peers,
     }
+    replays = {}
+    for name, call in calls.items():
+        try:
+            replays[name] = capture(call)
+        except Exception as error:  # the others still have something to say
+            problems.append(f"{head(row)} {name}: {type(error).__name__}: {error}"[:400])
+            torch.cuda.synchronize()
+    times = replay_in_turns(replays)
+    size = p["target_logits"].element_size()
+    floor = 1e6 * roofline.verification_floor(requests * (GAMMA + 1), vocab, size)
+    op = times["op"].warm if "op" in times else None
+    return [
+        head(row)
+        | {
+            "what": name,
+            "rows": visited / requests,
+            "warm us": t.warm,
+            "p95 us": t.warm_p95,
+            "cold us": t.cold,
+            "this/op": t.warm / op if op else None,
+            "floor us": floor,
+            "this/floor": t.warm / floor,
+        }
+        for name, t in times.items()
+    ]
+
+
+def goals_cpu(rows: Rows) -> Rows:
+    """At least three times the composition for one request and for 32."""
+    return [
+        _goal(f"torch/op, R = {row['R']}, V = {row['V']}, {row['dtype']}", row["torch/op"], least=3)
+        for row in rows
+        if row["R"] in (1, 32) and row["law"] == "full"
+    ]
+
+
+def goals_gpu(rows: Rows) -> Rows:
+    """6 us for one request, 1.4 of the floor from 32 on, three times FlashInfer's chain."""
+    found = [r for r in rows if r["V"] == GOAL_VOCAB and r["law"] == "full"]
+    found = [r for r in found if r["dtype"] == "bfloat16"]
+    goals = []
+    for row in found:
+        where = f"R = {row['R']}"
+        if row["what"] == "op" and row["R"] == 1:
+            goals.append(_goal(f"op us, {where}", row["warm us"], most=6.0))
+        if row["what"] == "op" and row["R"] >= 32:
+            goals.append(_goal(f"op/floor, {where}", row["this/floor"], most=1.4))
+        if row["what"] == "flashinfer" and row["this/op"] is not None:
+            goals.append(_goal(f"flashinfer/op, {where}", row["this/op"], least=3.0))
+    return goals
+
+
+def _goal(
+    name: str, got: float, least: float | None = None, most: float | None = None
+) -> dict[str, Any]:
+    met = got >= least if least is not None else most is not None and got <= most
+    wanted = f">= {least:g}" if least is not None else f"<= {most:g}"
+    return {"goal": name, "wanted": wanted, "got": got, "met": bool(met)}
 
 
 def main() -> None:
-    parser = arguments(str(__doc__).split("\n\n")[0])
-    parser.add_argument("--full", action="store_true", help="more shapes")
+    parser = arguments(str(__doc__))
+    parser.add_argument("--full", action="store_true", help="on a CPU: more shapes")
+    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
+    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
+    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     options = parser.parse_args()
-    shapes = FULL if options.full else SHORT
-    rows = [measure(row, options.seconds, options.seed) for row in shapes]
-    publish(rows, as_json=options.json, note=f"gamma {GAMMA}, T {TEMPERATURE}; ms per call")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    problems: list[str] = []
+    states: dict[str, str] = {}
+    rows: Rows = []
+    end = time.monotonic() + options.limit
+    for row in GPU if device == "cuda" else FULL if options.full else SHORT:
+        if time.monotonic() > end:
+            problems.append(f"{head(row)}: out of time")
+        elif device == "cuda":
+            rows += measure_gpu(row, options.seed, states, problems)
+        else:
+            rows += measure_cpu(row, options.seconds, options.seed, states)
+    goals = goals_gpu(rows) if device == "cuda" else goals_cpu(rows)
+    publish(
+        rows,
+        as_json=options.json,
+        note=f"gamma {GAMMA}, T {TEMPERATURE}; a call verifies all requests",
+        more={
+            "goals": goals,
+            "peers": [{"peer": name, "state": text} for name, text in states.items()],
+            **({"failed": [{"what": text} for text in problems]} if problems else {}),
+        },
+        save=f"rejection_sampler_{device}" if options.save == "" else options.save,
+    )
+    missed = [goal["goal"] for goal in goals if not goal["met"]]
+    if options.check and (missed or problems or not goals):
+        sys.exit(f"missed: {', '.join(missed) or 'nothing measured'} {'; '.join(problems)}")
 
 
 if __name__ == "__main__":

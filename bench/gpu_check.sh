@@ -11,8 +11,8 @@
 #
 # Each part has a time limit of its own and what is left of the whole; one that fails does not stop
 # the next. FOLDER (default build/gpu_check/results) gets gpu_check.json, constants.json,
-# markov_loop_cuda.json and log.txt. Without a GPU every part is named as skipped and the exit code
-# is 0; otherwise it is 1 when a part failed.
+# markov_loop_cuda.json, rejection_sampler_cuda.json and log.txt. Without a GPU every part is named
+# as skipped and the exit code is 0; otherwise it is 1 when a part failed, or missed its goals.
 #
 # PYTHON names the interpreter (default python3): with torch for CUDA, pytest, pybind11, setuptools.
 # GPU_CHECK_SECONDS is the time for all parts (default 465).
@@ -33,7 +33,7 @@ names=() states=() times=() notes=()
 
 note() {  # NAME STATE SECONDS TEXT
   names+=("$1") states+=("$2") times+=("$3") notes+=("$4")
-  printf '%-12s %-8s %4d s  %s\n' "$1" "$2" "$3" "$4"
+  printf '%-18s %-8s %4d s  %s\n' "$1" "$2" "$3" "$4"
 }
 
 part() {  # NAME LIMIT COMMAND...: run it in an empty folder; its output goes to the log
@@ -78,7 +78,7 @@ report() {
   printf '%s: %d s\n' "$results/gpu_check.json" "$SECONDS"
 }
 
-parts=(build wrappers conformance kernels constants markov_loop sanitizer)
+parts=(build wrappers conformance kernels constants markov_loop rejection_sampler sanitizer)
 why=
 query=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
 gpu=${query%,*}
@@ -131,6 +131,8 @@ part constants 60 "$python" "$root/bench/constants/measure.py" --limit 55 \
   --save "$results/constants.json"
 part markov_loop 150 "$python" "$root/bench/bench_markov_loop.py" --device cuda --limit 120 \
   --save "$results/markov_loop_cuda.json"
+part rejection_sampler 90 "$python" "$root/bench/bench_rejection_sampler.py" --device cuda \
+  --limit 60 --check --save "$results/rejection_sampler_cuda.json"
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do
     part "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \

@@ -62,7 +62,12 @@ def _dtype_text(dtype: Any) -> str:
 
 def device_name(x: Any) -> str:
     """Return ``"cpu"``, ``"cuda:0"``, ... of an array."""
-    return str(x.device) if is_torch(x) else "cpu"
+    return _device_text(x.device) if is_torch(x) else "cpu"
+
+
+@functools.cache  # composed anew each time otherwise, as a dtype's is
+def _device_text(device: Any) -> str:
+    return str(device)
 
 
 def on_device(x: Any) -> bool:
@@ -106,7 +111,7 @@ traced: list[View] | None = None
 def view(x: Any) -> View:
     """Wrap a torch tensor or NumPy array without copying."""
     if is_torch(x):
-        v = View(x, x.data_ptr(), tuple(x.shape), tuple(x.stride()), dtype_name(x))
+        v = View(x, x.data_ptr(), tuple(x.shape), x.stride(), _dtype_text(x.dtype))
     else:
         strides = tuple(s // x.itemsize for s in x.strides)
         v = View(x, x.ctypes.data, tuple(x.shape), strides, dtype_name(x))
@@ -118,7 +123,7 @@ def view(x: Any) -> View:
 def _unusable(x: Any) -> str | None:
     """Say why the memory behind an array is not what it shows, or ``None`` when it is."""
     if is_torch(x):
-        if str(x.layout) != "torch.strided":
+        if x.layout is not sys.modules["torch"].strided:
             return f"a tensor of layout {x.layout}"
         return "a lazily negated view (call resolve_neg())" if x.is_neg() else None
     size = x.itemsize
@@ -300,8 +305,12 @@ class Checker:
             if reason is not None:
                 self.fail(name, reason, "a plain strided array")
                 return None
-            if tuple(x.shape) == (n,) and dtype_name(x) == dtype and _is_contiguous(view(x)):
-                return view(x)
+            v = view(x)
+            if v.shape == (n,) and _is_contiguous(v):
+                if v.dtype == dtype:
+                    return v
+                if dtype == "uint64" and v.dtype == "int64":  # the same bits
+                    return View(x, v.ptr, v.shape, v.strides, dtype)
             if on_device(x):
                 return self._device_request(name, x, n, dtype)
             values = to_numpy(x)
@@ -369,7 +378,13 @@ class Checker:
         if out is None:
             like = self.like if self.like is not None else np.zeros(0)
             return view(empty(shape, dtype, like))
-        if isinstance(out, np.ndarray):
+        torch = sys.modules.get("torch")
+        if torch is not None and type(out) is torch.Tensor and type(self.like) is torch.Tensor:
+            plain = out.shape == shape and out.dtype is getattr(torch, dtype)
+            plain = plain and out.device == self.like.device and out.layout is torch.strided
+            if plain and out.is_contiguous() and not out.is_neg():
+                return view(out)
+        elif isinstance(out, np.ndarray):
             flags = out.flags
             plain = type(out) is np.ndarray and not (self.like is not None and is_torch(self.like))
             plain = plain and out.shape == shape and _dtype_text(out.dtype) == dtype

@@ -27,6 +27,7 @@ __all__ = [
     "step",
     "stock",
     "support_floor",
+    "verification_floor",
 ]
 
 
@@ -235,6 +236,11 @@ def support_floor(
 ) -> float:
     """Return the seconds that a law over the M largest U needs: U once; W2 is hardly touched."""
     return gamma * requests * vocab * base_width / device.memory
+
+
+def verification_floor(rows: int, vocab: int, width: int = 2, device: Device = H200) -> float:
+    """Return the seconds that reading rows of target logits once needs: verification's floor."""
+    return rows * vocab * width / device.memory
 
 
 def stock(

@@ -339,7 +339,9 @@ class _Call:
     def _rules(self, rule: Any) -> None:
         check = self.check
         if isinstance(rule, str):
-            if check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
+            if rule == "token":  # what no array stands for
+                self.views["rule"] = None
+            elif check.require(rule in RULES, "rule", repr(rule), f"one of {list(RULES)}"):
                 codes = np.full(self.requests, RULES[rule], np.int32)
                 self.views["rule"] = view(check.like_kind(codes))
         else:
@@ -477,7 +479,8 @@ class _Call:
         p.target_dtype, p.target_stride = target.code, target.strides[0]
         p.draft_tokens_stride = drafts.strides[0]
         for name, array in (*v.items(), *self.outputs.items()):
-            setattr(p, name, _backend.ptr(array))
+            if array is not None:
+                setattr(p, name, array.ptr)
         p.top_logprobs = self.top
         counts, prompt = v["output_counts"], v["prompt_mask"]
         p.output_counts_stride = 0 if counts is None else counts.strides[0]
