@@ -72,6 +72,18 @@ def test_kv_slope_is_measured_at_several_contexts(
     assert "ms a token" in capsys.readouterr().out
 
 
+def test_graph_sizes_become_steps(target: StandIn, tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    options = ("--no-drafter", "--requests", "4", "--gamma", "7", "--repeats", "2", "--quiet")
+    assert run(*options, "--output", str(path), "--graph-sizes", "4", "11", "32") == 0
+    table = dx.CostTable.load(path)
+    assert table.plateaus == (4, 11, 32)
+    assert 11 in table.tokens and table.fingerprint["graph_sizes"] == [4, 11, 32]
+    assert table.ms(5) == table.ms(11) and table.ms(12) == table.ms(32)
+    for wrong in (("5", "4"), ("0",), ("33",)):
+        assert run(*options, "--graph-sizes", *wrong) == 2
+
+
 def test_with_a_drafter_it_is_the_engine_s_table(
     target: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -92,14 +104,16 @@ def test_with_a_drafter_it_is_the_engine_s_table(
         "repeats": 3,
         "progress": True,
         "seed": 7,
+        "kv": False,
+        "graph_sizes": [],
     }
     assert "draft: 0.5 ms" in capsys.readouterr().out
 
 
 def test_wrong_options_are_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--requests", "0", "--context", "1", "--kv") == 2
+    assert run("--requests", "0", "--context", "1", "--no-drafter", "--drafter", "x") == 2
     text = capsys.readouterr().err
-    for part in ("--requests: got 0", "--context: got 1", "--kv: got it with a drafter"):
+    for part in ("--requests: got 0", "--context: got 1", "--drafter: got a folder"):
         assert part in text
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 import dspark_ext as dx
 from dspark.engine.loading import Models
-from dspark.scheduling.profile import fingerprint, measure
+from dspark.scheduling.profile import fingerprint, measure, with_sizes
 from dspark_ext.decode_round import draft_block
 from dspark_ext.interfaces import NewFeatures
 
@@ -45,6 +45,9 @@ def table(
     repeats: int = 5,
     progress: bool = False,
     seed: int = 0,
+    *,
+    kv: bool = False,
+    graph_sizes: Sequence[int] = (),
 ) -> dx.CostTable:
     """Time the target on ``requests`` requests at all batch sizes, and one draft of them.
 
@@ -62,13 +65,29 @@ def table(
         Show a progress bar.
     seed : int
         Of the order of the points inside a round.
+    kv : bool
+        Measure the slope in KV tokens, too, between a quarter of the context and all of it.
+        Without it the table holds for contexts of about this length.
+    graph_sizes : sequence of int
+        Batch sizes that the target pads to: steps of the table.
     """
-    batch = _Batch(models, requests, context)
+    batch, tokens = _Batch(models, requests, context), sizes(requests, models.drafter.gamma)
+    slope: dict[str, Any] = {}
+    if kv:
+        lengths = sorted({max(1, context // 4), max(2, context // 2), context})
+        at = {requests * n: batch if n == context else _Batch(models, requests, n) for n in lengths}
+        slope = {
+            "kv_step": lambda total: at[total].step(tokens[-1]),
+            "kv_tokens": list(at),
+            "kv_of": lambda b: min(b, requests) * context,
+        }
     return measure(
         batch.step,
-        sizes(requests, models.drafter.gamma),
+        with_sizes(tokens, graph_sizes),
         draft=batch.draft,
-        fingerprint=_fingerprint(models, requests, context),
+        plateaus=graph_sizes,
+        fingerprint=_fingerprint(models, requests, context, graph_sizes),
+        **slope,
         repeats=repeats,
         warmup=1,
         seed=seed,
@@ -150,11 +169,38 @@ def by_requests(one: dx.CostTable, many: dx.CostTable, requests: int) -> dict[in
     return tables
 
 
-def _fingerprint(models: Models, requests: int, context: int) -> dict[str, Any]:
+def load_for(path: Path, models: Models) -> dx.CostTable:
+    """Read a table of ``dspark profile`` and refuse one of another set-up.
+
+    The device, its driver and threads, the model, its dtype and parallelism and the drafter must
+    agree. The number of requests and the context that it was measured with are the user's choice,
+    and a table without a fingerprint is a statement of the user's own.
+
+    Raises
+    ------
+    FingerprintError
+        Lists the fields that differ.
+    """
+    table = dx.CostTable.load(path)
+    if not table.fingerprint:
+        return table
+    free = ("requests", "context", "tokens", "graph_sizes")
+    wanted = {k: v for k, v in _fingerprint(models, 1, 1).items() if k not in free}
+    found = {k: v for k, v in table.fingerprint.items() if k not in free}
+    wanted = json.loads(json.dumps(wanted))
+    if found != wanted:
+        raise dx.FingerprintError(found, wanted, str(path))
+    return table
+
+
+def _fingerprint(
+    models: Models, requests: int, context: int, graph_sizes: Sequence[int] = ()
+) -> dict[str, Any]:
     drafter = models.drafter.config
     return fingerprint(
         models.name,
         models.dtype,
+        graph_sizes=graph_sizes,
         requests=requests,
         context=context,
         tokens=sizes(requests, models.drafter.gamma),

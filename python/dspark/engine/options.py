@@ -90,7 +90,7 @@ def sampling_of(args: argparse.Namespace, models: Models, seed: int | None = Non
 def scheduler_of(args: argparse.Namespace, models: Models) -> dx.Scheduler:
     """Return the scheduler of the options; measures a cost table where one is needed."""
     import dspark_ext as dx
-    from dspark.engine.costs import cached
+    from dspark.engine.costs import cached, load_for
     from dspark.scheduling.calibration import Calibration
     from dspark.scheduling.monitor import Monitor
     from dspark.scheduling.providers import PROVIDERS
@@ -98,7 +98,7 @@ def scheduler_of(args: argparse.Namespace, models: Models) -> dx.Scheduler:
     cost = None
     if args.mode in ("causal", "two_phase") or args.gate:
         if args.cost is not None:
-            cost = dx.CostTable.load(args.cost)
+            cost = load_for(args.cost, models)
         else:
             cost, _ = cached(models, args.requests, cost_folder(), progress=not args.quiet)
     found = None if args.calibration is None else Calibration.load(args.calibration)

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output", type=Path, help="file of the table")
     group.add_argument("--no-drafter", action="store_true", help="the target alone, from B = 1 on")
     group.add_argument("--gamma", type=int, default=7, help="with --no-drafter: drafts a request")
-    group.add_argument("--kv", action="store_true", help="with --no-drafter: slope in KV tokens")
+    group.add_argument("--kv", action="store_true", help="measure the slope in KV tokens, too")
+    group.add_argument("--graph-sizes", type=int, nargs="+", default=[], metavar="B",
+                       help="batch sizes that the target pads to: steps of the table")  # fmt: skip
     add_common(parser)
 
 
@@ -85,8 +87,6 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if not low <= value <= high:
             problems.append(f"--{name}: got {value}, expected {low}..{high}")
-    if args.kv and not args.no_drafter:
-        problems.append("--kv: got it with a drafter, expected --no-drafter beside it")
     if args.no_drafter and args.drafter is not None:
         problems.append("--drafter: got a folder with --no-drafter, expected one of them")
     if problems:
@@ -104,11 +104,19 @@ def _with_drafter(args: argparse.Namespace, models: Models) -> CostTable:
         args.repeats,
         progress=not args.quiet,
         seed=args.seed,
+        kv=args.kv,
+        graph_sizes=args.graph_sizes,
     )
 
 
 def _target_alone(args: argparse.Namespace, models: Models) -> CostTable:
-    from dspark.scheduling.profile import default_tokens, fingerprint, measure, target_step
+    from dspark.scheduling.profile import (
+        default_tokens,
+        fingerprint,
+        measure,
+        target_step,
+        with_sizes,
+    )
 
     rows, most = args.gamma + 1, args.requests * (args.gamma + 1)
     step, step_at = target_step(
@@ -117,11 +125,18 @@ def _target_alone(args: argparse.Namespace, models: Models) -> CostTable:
     lengths = sorted({max(1, args.context // 8), args.context // 2, args.context})
     return measure(
         step,
-        default_tokens(most),
+        with_sizes(default_tokens(most), args.graph_sizes),
+        plateaus=args.graph_sizes,
         kv_step=(lambda n: step_at(most, n // args.requests)) if args.kv else None,
         kv_tokens=[args.requests * n for n in lengths] if args.kv else (),
         kv_of=(lambda b: -(-b // rows) * args.context) if args.kv else None,
-        fingerprint=fingerprint(models.name, models.dtype, context=args.context, drafter=None),
+        fingerprint=fingerprint(
+            models.name,
+            models.dtype,
+            graph_sizes=args.graph_sizes,
+            context=args.context,
+            drafter=None,
+        ),
         repeats=args.repeats,
         seed=args.seed,
         progress=not args.quiet,

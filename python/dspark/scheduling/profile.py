@@ -23,7 +23,7 @@ import dspark_ext as dx
 from dspark_ext import ArgumentError, CostTable
 from dspark_ext.interfaces import Cache
 
-__all__ = ["default_tokens", "fingerprint", "measure", "target_step"]
+__all__ = ["default_tokens", "fingerprint", "measure", "target_step", "with_sizes"]
 
 
 def default_tokens(most: int) -> list[int]:
@@ -42,6 +42,25 @@ def default_tokens(most: int) -> list[int]:
         if at >= 12 * step:
             step *= 2
     return sorted(sizes)
+
+
+def with_sizes(tokens: Sequence[int], graph_sizes: Sequence[int]) -> list[int]:
+    """Add the batch sizes of graphs to those that are worth measuring.
+
+    Raises
+    ------
+    ArgumentError
+        When they do not rise, or reach beyond the largest batch.
+
+    Examples
+    --------
+    >>> with_sizes([1, 2, 4, 8], [4, 6])
+    [1, 2, 4, 6, 8]
+    """
+    sizes = [int(g) for g in graph_sizes]
+    if sizes != sorted(set(sizes)) or not all(1 <= g <= tokens[-1] for g in sizes):
+        raise ArgumentError(f"graph sizes: got {sizes}, expected rising ones in 1..{tokens[-1]}")
+    return sorted({*tokens, *sizes})
 
 
 class _Samples:
