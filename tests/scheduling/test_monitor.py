@@ -336,6 +336,25 @@ def test_budgets_by_request_show_starvation() -> None:
     assert budgets["without"]["longest_drought"] > budgets["with"]["longest_drought"] == 4
 
 
+def test_a_request_that_sits_out_is_not_explored() -> None:
+    class Second(dx.Gate):
+        def drafting(self, state: Any, cost_of: Any) -> Any:
+            del cost_of
+            return np.arange(state.max_requests) == 1
+
+    target, drafter = flat_models(0.8)
+    monitor = Monitor(3, explore_every=1)
+    state = dx.RoundState.create(3, 3, page_size=4, max_len=64)
+    for p in sampled(3):
+        state.add([0], p)
+    dx.prefill(target, state)
+    scheduler = dx.Scheduler("threshold", threshold=1.0, cost=COST, gate=Second(), monitor=monitor)
+    for _ in range(4):
+        got = dx.decode_round(target, drafter, state, scheduler)
+        assert got.length.tolist() == [0, 3, 0]
+    assert monitor.explored == monitor.report()["token@1"][0].survival.count == 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [({"gamma": 0}, "gamma"), ({"min_rounds": 0}, "min_rounds"), ({"drift": 2}, "drift"),

@@ -257,9 +257,11 @@ class Monitor:
         """The floor of the request whose turn it is to be explored (R,), or ``None``."""
         if not self.explore_every or (self.rounds + 1) % self.explore_every:
             return None
-        slots = state.active_slots()
-        slot = slots[((self.rounds + 1) // self.explore_every) % len(slots)] if slots else -1
-        if slot < 0 or not self._lacks(self._bucket(state, slot)):
+        slots = np.flatnonzero(state.host.drafting)
+        if not slots.size:
+            return None
+        slot = int(slots[((self.rounds + 1) // self.explore_every) % len(slots)])
+        if not self._lacks(self._bucket(state, slot)):
             return None
         floors = np.zeros(state.max_requests, dtype=np.int32)
         floors[slot] = self.gamma
