@@ -35,23 +35,6 @@ int32_t target_choice(Request& q, int32_t i);
 int32_t bonus(Request& q, int32_t i);
 /// The law that draft i was drawn from.
 DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, double* log_q);
-/// Columns of a list of M ids: strictly ascending in [0, vocab), then negative ones only. -1: it is
-/// none.
-int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab);
-/// Whether the law has a column for an id of the vocabulary.
-bool has_column(const DraftRow& row, int32_t token);
-
-/// What rule `token` says of a draft.
-enum class Verdict {
-  kAccepted,
-  kRejected,  ///< a token of the residual takes its place
-  kRefused,   ///< it has no valid law: a token of p
-  kEnded      ///< it ends the prefix: a token of p, as behind the last draft
-};
-/// Throws the coin of draft i, whose processed logit is z; `log_q` with a stored law. The lane
-/// knows the normalisation of p.
-Verdict judge(Request& q, int32_t i, DraftLaw law, float z, double log_q);
-
 /// One token of max(0, p - q), p being the law in the lane; `row` null: q is one-hot at `token`.
 int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row);
 
@@ -60,10 +43,6 @@ inline int32_t draft_at(Request& q, int32_t i) { return draft_of(q.p, q.r, q.s, 
 void record(const Request& q, int32_t i, int32_t token);
 /// Count the token of row q.emitted as emitted; true when the round ends behind it.
 bool emit(Request& q);
-/// The results of a request that has emitted nothing yet.
-void clear_results(const dspark_rejection_sampler_params& p, int64_t r);
-/// Rows from q.emitted on emit nothing; write the counts, the finish reason and the status.
-void close_request(const Request& q);
 /// Flag -1 for the scheduled drafts from i on: they lie behind a rejection.
 void mark_unobserved(const Request& q, int32_t i);
 

@@ -4,9 +4,12 @@
 #include "cpu/verify.h"
 
 namespace dspark::cpu {
+namespace {
 
 using Params = dspark_rejection_sampler_params;
 
+// Columns of a list of M ids: strictly ascending in [0, V), then negative ones only. -1: it is
+// none.
 int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
   int32_t n = 0;
   while (n < size && ids[n] >= 0) ++n;
@@ -20,7 +23,7 @@ int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
 }
 
 bool has_column(const DraftRow& row, int32_t token) {
-  if (row.targets == nullptr) return true;
+  if (row.targets == nullptr) return token < row.vocab;
   int32_t lo = 0;
   int32_t n = row.vocab;
   while (n > 0) {
@@ -31,6 +34,8 @@ bool has_column(const DraftRow& row, int32_t token) {
   }
   return lo < row.vocab && row.targets[lo] == token;
 }
+
+}  // namespace
 
 int32_t from_target(Request& q, int32_t i, DrawKind segment_kind) {
   const int32_t drawn =
@@ -63,24 +68,6 @@ DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, do
   look.nan = !look.disorder && draft_has_nan(q.lane, *row);
   look.listed = !look.disorder && has_column(*row, token);
   return judge_law(*row, p.draft_logit[q.r * p.gamma + i], look, log_q);
-}
-
-Verdict judge(Request& q, int32_t i, DraftLaw law, float z, double log_q) {
-  if (law == DraftLaw::kZero) {
-    q.status |= DSPARK_BAD_DRAFT_ID;
-    return Verdict::kEnded;
-  }
-  if (law == DraftLaw::kNone || law == DraftLaw::kDisorder) {
-    q.status |= law == DraftLaw::kNone ? DSPARK_NAN_DRAFT : DSPARK_BAD_DRAFT_ID;
-    q.status |= DSPARK_FORCED_REJECT;
-    return Verdict::kRefused;
-  }
-  if (q.lane.empty || z == -__builtin_inff()) {
-    q.status |= DSPARK_FORCED_REJECT;
-    return Verdict::kRejected;
-  }
-  const bool kept = coin(q, i, ratio_of(log_prob(q.lane, z) - log_q));
-  return kept ? Verdict::kAccepted : Verdict::kRejected;
 }
 
 int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row) {

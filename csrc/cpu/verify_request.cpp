@@ -13,12 +13,28 @@ int32_t verify_token(Request& q, int32_t i, int32_t draft, int8_t* flag) {
   DraftRow row{};
   double log_q = 0.0;
   const DraftLaw law = draft_law(q, i, draft, &row, &log_q);
-  const Verdict verdict = judge(q, i, law, logit_of(q.lane, draft), log_q);
-  *flag = verdict == Verdict::kAccepted ? 1 : verdict == Verdict::kEnded ? -2 : 0;
-  if (verdict == Verdict::kAccepted) return draft;
-  if (verdict == Verdict::kEnded) return bonus(q, i);
-  if (verdict == Verdict::kRefused) return from_target(q, i, kResidualSegment);
-  return residual(q, i, draft, law == DraftLaw::kStored ? &row : nullptr);
+  if (law == DraftLaw::kZero) {
+    q.status |= DSPARK_BAD_DRAFT_ID;
+    *flag = -2;
+    return bonus(q, i);
+  }
+  *flag = 0;
+  if (law == DraftLaw::kNone || law == DraftLaw::kDisorder) {
+    q.status |= law == DraftLaw::kNone ? DSPARK_NAN_DRAFT : DSPARK_BAD_DRAFT_ID;
+    q.status |= DSPARK_FORCED_REJECT;
+    return from_target(q, i, kResidualSegment);
+  }
+  const DraftRow* stored = law == DraftLaw::kStored ? &row : nullptr;
+  const float z = logit_of(q.lane, draft);
+  if (q.lane.empty || z == -__builtin_inff()) {
+    q.status |= DSPARK_FORCED_REJECT;
+    return residual(q, i, draft, stored);
+  }
+  if (!coin(q, i, ratio_of(log_prob(q.lane, z) - log_q))) {
+    return residual(q, i, draft, stored);
+  }
+  *flag = 1;
+  return draft;
 }
 
 void look(Request& q, int32_t i) {
@@ -90,6 +106,11 @@ bool step(Request& q, int32_t i) {
   return !emit(q) && flag == 1;
 }
 
+void clear_results(const Params& p, int64_t r) {
+  for (int64_t j = r * p.gamma; j < (r + 1) * p.gamma; ++j) p.accepted[j] = -2;
+  p.next_anchor[r] = -1;
+}
+
 // Rows from `first` on emit nothing.
 void clear_rows(const Params& p, int64_t r, int32_t first) {
   const int64_t n = p.top_logprobs;
@@ -105,20 +126,6 @@ void clear_rows(const Params& p, int64_t r, int32_t first) {
 }
 
 }  // namespace
-
-void clear_results(const Params& p, int64_t r) {
-  for (int64_t j = r * p.gamma; j < (r + 1) * p.gamma; ++j) p.accepted[j] = -2;
-  p.next_anchor[r] = -1;
-}
-
-void close_request(const Request& q) {
-  const Params& p = q.p;
-  clear_rows(p, q.r, q.emitted);
-  p.num_accepted[q.r] = q.accepted;
-  p.num_emitted[q.r] = q.emitted;
-  p.finish[q.r] = q.finish;
-  p.status[q.r] = q.status;
-}
 
 void record(const Request& q, int32_t i, int32_t token) {
   const Params& p = q.p;
@@ -166,7 +173,11 @@ void verify_request(const Params& p, int64_t r, Lane& lane) {
       for (int32_t i = 0; step(q, i); ++i) continue;
     }
   }
-  close_request(q);
+  clear_rows(p, r, q.emitted);
+  p.num_accepted[r] = q.accepted;
+  p.num_emitted[r] = q.emitted;
+  p.finish[r] = q.finish;
+  p.status[r] = q.status;
 }
 
 }  // namespace dspark::cpu
