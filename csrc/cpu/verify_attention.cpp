@@ -2,9 +2,9 @@
 //
 // The work is cut into pieces: (request, KV heads, a few query tokens). All rows of a KV head
 // (tokens times the heads of the group) go over a block of keys while it is in the first-level
-// cache, so a key is read once per piece: with q_len <= 8 once per step, the floor. One thread
-// alone takes all KV heads of a block before the next block, so that it reads the cache in the
-// order of memory.
+// cache, so a key is read once per piece: with q_len <= 8 once per step, the floor. With requests
+// enough for the threads a piece takes all KV heads of a block before the next block, so that it
+// reads the cache in the order of memory. What the next step reads is asked for during this one.
 //
 // Keys are summed in splits of kSplit positions that start at multiples of kSplit, each with its
 // own online softmax, merged in ascending order. With fewer pieces than threads the splits of a
@@ -23,10 +23,12 @@ namespace {
 
 using Params = dspark_verify_attention_params;
 
-constexpr int64_t kSplit = 512;              // keys; a multiple of kBlock
-constexpr int kRowsPerPiece = 32;            // two accumulators of 32 x 64 floats stay in L1
-constexpr int64_t kMaxState = 1 << 15;       // floats: the state of all KV heads fits in L2
-constexpr int64_t kMaxParts = 512;           // bounds the workspace of the split form
+constexpr int64_t kSplit = 512;    // keys; a multiple of kBlock
+constexpr int kRowsPerPiece = 64;  // enough to hide how keys and values are laid out
+constexpr int kDirectRows = 8;     // up to here a float32 value is used once or twice: not moved
+constexpr int64_t kMaxState = 1 << 16;  // floats: the state of all KV heads fits in L2
+constexpr int64_t kStreamRow = 2048;    // bytes: shorter rows, read whole, the processor foresees
+constexpr int64_t kMaxParts = 512;      // bounds the workspace of the split form
 constexpr int64_t kWorkPerThread = 1 << 21;  // multiply-adds, ~50 us: less is not worth a fork
 
 constexpr float kInfinity = __builtin_inff();
@@ -49,7 +51,9 @@ struct Shape {
     tokens_per_piece = p.max_q_len < fit ? (p.max_q_len < 1 ? 1 : p.max_q_len) : fit;
     rows = tokens_per_piece * group;
     const int64_t all = static_cast<int64_t>(rows) * width * p.num_kv_heads;
-    heads = max_threads(p.num_threads) == 1 && all <= kMaxState ? p.num_kv_heads : 1;
+    const int threads = max_threads(p.num_threads);
+    const bool busy = threads == 1 || p.num_requests >= 2 * threads;
+    heads = busy && all <= kMaxState ? p.num_kv_heads : 1;
     splits = (static_cast<int64_t>(p.max_pages) * p.page_size + kSplit - 1) / kSplit;
   }
 
@@ -58,7 +62,7 @@ struct Shape {
   int64_t per_thread() const {
     const int64_t floats = static_cast<int64_t>(heads) * rows * width +            // q
                            static_cast<int64_t>(rows) * (kBlock + 2) +             // scores, ranges
-                           INT64_C(2) * kBlock * width + INT64_C(2) * kBlock * 2;  // k, v, pointers
+                           INT64_C(2) * kBlock * width + INT64_C(5) * kBlock * 2;  // k, v, pointers
     return 2 * state() + round_up(floats, 16);
   }
 };
@@ -71,7 +75,8 @@ AttentionState state_at(float* at, const Shape& shape) {
 struct Scratch {
   AttentionState total, part;
   float *q, *scores, *k, *v_wide;  // [rows, width], [rows, kBlock], [width, kBlock] twice
-  const void** k_rows;             // [kBlock]
+  const void **k_rows, **v_rows;   // [kBlock]
+  const void** ahead;              // [2 * kBlock]
   const float** v;                 // [kBlock]
   int *begin, *end;                // [rows]
 
@@ -79,7 +84,9 @@ struct Scratch {
     total = state_at(at, shape);
     part = state_at(at + shape.state(), shape);
     k_rows = reinterpret_cast<const void**>(at + 2 * shape.state());
-    v = reinterpret_cast<const float**>(k_rows + kBlock);
+    v_rows = k_rows + kBlock;
+    ahead = v_rows + kBlock;
+    v = reinterpret_cast<const float**>(ahead + 2 * kBlock);
     k = reinterpret_cast<float*>(v + kBlock);
     v_wide = k + static_cast<int64_t>(kBlock) * shape.width;
     scores = v_wide + static_cast<int64_t>(kBlock) * shape.width;
@@ -239,9 +246,10 @@ class Piece {
     }
     for (int64_t h = 0; h < shape_.heads; ++h) {
       gather_rows(s, head_ + h, key, from, to);
-      loops_.transpose(s.k, s.k_rows, p_.cache_dtype, static_cast<int>(from - key),
-                       static_cast<int>(to - key), p_.head_dim);
+      const bool last = h + 1 == shape_.heads;
+      const int ahead = find_ahead(s, head_ + (last ? 0 : h + 1), last ? key + kBlock : key);
       const int64_t m = h * rows_;
+      const int64_t bytes = p_.head_dim * dtype_bytes(p_.cache_dtype);
       loops_.block({rows_,
                     p_.head_dim,
                     shape_.width,
@@ -251,39 +259,61 @@ class Piece {
                     s.end,
                     s.k,
                     s.v,
+                    direct() ? loops_.panel : static_cast<int64_t>(kBlock) * loops_.panel,
                     s.scores,
-                    {state.max + m, state.sum + m, state.acc + m * shape_.width}});
+                    {state.max + m, state.sum + m, state.acc + m * shape_.width},
+                    s.ahead,
+                    ahead,
+                    static_cast<int>((bytes + 63) / 64)});
     }
   }
 
-  // Point at the rows of keys [from, to): k where it lies, v as float rows. Rows of the block
-  // outside that range repeat a valid one: tiles may read them, no result uses them.
-  void gather_rows(const Scratch& s, int64_t head, int64_t key, int64_t from, int64_t to) const {
-    const bool direct = p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width;
+  // Values are used where they lie, not laid out in panels.
+  bool direct() const {
+    return p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width && rows_ <= kDirectRows;
+  }
+
+  // Where the keys and values of positions [from, to) lie, at index `at - key`.
+  void find_rows(int64_t head, int64_t key, int64_t from, int64_t to, const void** k_rows,
+                 const void** v_rows) const {
     const int32_t* table = p_.page_table + request_.index * p_.page_table_stride;
     for (int64_t at = from; at < to;) {
       const int64_t column = at / p_.page_size, in_page = at - column * p_.page_size;
       const int64_t count = min64(p_.page_size - in_page, to - at);
-      const int64_t offset =
+      int64_t offset =
           table[column] * p_.page_stride + in_page * p_.row_stride + head * p_.head_stride;
-      const void* values = advance(p_.v_cache, p_.cache_dtype, offset);
-      float* wide = s.v_wide + (at - key) * shape_.width;
-      if (!direct) {
-        loops_.widen(wide, shape_.width, values, p_.cache_dtype, p_.row_stride,
-                     static_cast<int>(count), p_.head_dim, 1.0f);
-      }
-      const float* first = direct ? static_cast<const float*>(values) : wide;
-      const int64_t step = direct ? p_.row_stride : shape_.width;
-      for (int64_t n = 0; n < count; ++n) {
-        s.k_rows[at - key + n] = advance(p_.k_cache, p_.cache_dtype, offset + n * p_.row_stride);
-        s.v[at - key + n] = first + n * step;
+      for (int64_t n = at - key; n < at - key + count; ++n, offset += p_.row_stride) {
+        k_rows[n] = advance(p_.k_cache, p_.cache_dtype, offset);
+        v_rows[n] = advance(p_.v_cache, p_.cache_dtype, offset);
       }
       at += count;
     }
-    for (int64_t n = 0; n < kBlock; ++n) {
-      if (n < from - key) s.k_rows[n] = s.k_rows[from - key];
-      if (n >= to - key) s.k_rows[n] = s.k_rows[to - key - 1];
+  }
+
+  // The keys and values of positions [from, to) as the loops want them. Keys outside that range
+  // repeat a valid one: tiles may read them, no result uses them.
+  void gather_rows(const Scratch& s, int64_t head, int64_t key, int64_t from, int64_t to) const {
+    find_rows(head, key, from, to, s.k_rows, s.v_rows);
+    const int first = static_cast<int>(from - key), last = static_cast<int>(to - key);
+    for (int n = 0; n < first; ++n) s.k_rows[n] = s.k_rows[first];
+    for (int n = last; n < kBlock; ++n) s.k_rows[n] = s.k_rows[last - 1];
+    loops_.transpose(s.k, s.k_rows, p_.cache_dtype, first, last, p_.head_dim);
+    if (!direct()) {
+      loops_.widen_panels(s.v_wide, s.v_rows, p_.cache_dtype, first, last, p_.head_dim);
     }
+    for (int n = first; n < last; ++n) {
+      s.v[n] = direct() ? static_cast<const float*>(s.v_rows[n]) : s.v_wide + n * loops_.panel;
+    }
+  }
+
+  // Rows that the next block will read.
+  int find_ahead(const Scratch& s, int64_t head, int64_t key) const {
+    const int64_t from = max64(low_, key), to = min64(high_, key + kBlock);
+    const int64_t row = shape_.heads * p_.head_dim * dtype_bytes(p_.cache_dtype);
+    if (from >= to || (shape_.heads == p_.num_kv_heads && row < kStreamRow)) return 0;
+    const int count = static_cast<int>(to - from);
+    find_rows(head, from, from, to, s.ahead, s.ahead + count);
+    return 2 * count;
   }
 
   const Params& p_;

@@ -13,8 +13,9 @@
 
 namespace dspark::cpu {
 
-constexpr int kBlock = 64;       // keys in a block
-constexpr int kWidthAlign = 16;  // floats: a head is padded with zeros to a multiple of this
+constexpr int kBlock = 64;         // keys in a block
+constexpr int kWidthAlign = 32;    // floats: a head is padded with zeros to a multiple of this
+constexpr int kMaxBlockRows = 64;  // rows whose tiles a block keeps at a time
 
 /// Online softmax of a few rows: weights relative to `max`, their sum, and the weighted values.
 struct AttentionState {
@@ -27,23 +28,30 @@ struct AttentionState {
 struct AttentionBlock {
   int rows;  // query rows: tokens times heads of the group
   int head_dim;
-  int width;              // padded head size
-  float soft_cap;         // 0 = none
-  const float* q;         // [rows, width] scaled queries
-  const int* begin;       // [rows] first visible key of the block
-  const int* end;         // [rows] one past the last; begin >= end: the row sees none
-  const float* k;         // [head_dim, kBlock] transposed keys
-  const float* const* v;  // [kBlock] readable rows of `width`
-  float* scores;          // [rows, kBlock] scratch
-  AttentionState state;   // updated
+  int width;                 // padded head size
+  float soft_cap;            // 0 = none
+  const float* q;            // [rows, width] scaled queries
+  const int* begin;          // [rows] first visible key of the block
+  const int* end;            // [rows] one past the last; begin >= end: the row sees none
+  const float* k;            // [kBlock / panel][head_dim, panel] transposed keys
+  const float* const* v;     // [kBlock] the first panel of each row of values
+  int64_t panel_stride;      // floats between the panels of a row of values
+  float* scores;             // [rows, kBlock] scratch
+  AttentionState state;      // updated
+  const void* const* ahead;  // [ahead_rows] memory that the next block will read
+  int ahead_rows, ahead_lines;
 };
 
 struct VerifyAttentionLoops {
+  int panel;  // columns of a panel: two vectors
   /// `count` rows of `d` elements, `stride` apart, to float rows of `width`, times `factor`.
   void (*widen)(float* to, int width, const void* from, int32_t dtype, int64_t stride, int count,
                 int d, float factor);
-  /// Rows [begin, end) of a block of keys to columns of `to`, [d, kBlock]. Rows up to the next
-  /// multiple of 16 on both sides must be readable.
+  /// Rows [begin, end) of a block of values to panels of columns, [width / panel][kBlock, panel].
+  void (*widen_panels)(float* to, const void* const* rows, int32_t dtype, int begin, int end,
+                       int d);
+  /// Rows [begin, end) of a block of keys to columns of panels, [kBlock / panel][d, panel]. Rows up
+  /// to the next multiple of 16 on both sides must be readable.
   void (*transpose)(float* to, const void* const* rows, int32_t dtype, int begin, int end, int d);
   void (*block)(const AttentionBlock& b);
   /// Row `row` of `part`, whose keys come later, into `total`; with `starts`, `total` has none yet.

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled once per SIMD level. Both products go through one register tile, kRows rows times
-// kChunks vectors: scores with lanes over the keys of a block (its keys are transposed once, for
+// Compiled once per SIMD level. Both products go through one register tile, up to kTileRows rows
+// times two vectors: scores with lanes over the keys of a block (its keys are transposed once, for
 // all rows that share it), values with lanes over the head. The accumulators are arrays of fixed
 // size in fully unrolled loops, which the compiler keeps in registers: 16 of 32 with AVX-512, 8 of
 // 16 below.
+//
+// What a tile runs along lies in panels two vectors wide, one behind the other, so that a panel
+// stays in the first-level cache while all rows pass over it: 16 KB of keys, 8 KB of values for a
+// head of 128. (Rows of a cache are often 4 KB apart and would evict each other.) The next block is
+// asked for a few lines at a time between the tiles.
 //
 // The order of every sum is written out; nothing is left to a reduction clause, so that all tile
 // shapes give the same bits.
@@ -12,19 +17,22 @@
 
 #include "core/dtype.h"
 #include "core/math.h"
+#include "cpu/simd/vec.h"
 
 namespace dspark::cpu::DSPARK_SIMD {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kMaxRows = 4;
+constexpr int kTileRows = 8;
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
-constexpr int kMaxRows = 2;
+constexpr int kTileRows = 4;
 #else
 constexpr int kLanes = 4;
-constexpr int kMaxRows = 2;
+constexpr int kTileRows = 4;
 #endif
+constexpr int kPanel = 2 * kLanes;
+static_assert(kWidthAlign % kPanel == 0 && kBlock % kPanel == 0, "panels are whole");
 constexpr int kSums = 16;  // partial sums of a block's weights, at every level
 constexpr float kInfinity = __builtin_inff();
 
@@ -45,8 +53,27 @@ static inline __attribute__((always_inline)) float sum_halves(float* t, int n) {
   return t[0];
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
 using Vec __attribute__((vector_size(4 * kLanes), may_alias)) = float;
+using LooseVec __attribute__((vector_size(4 * kLanes), may_alias, aligned(4))) = float;
+
+DSPARK_LANES Vec vec_load(const float* x) { return *reinterpret_cast<const LooseVec*>(x); }
+DSPARK_LANES void vec_store(float* x, Vec v) { *reinterpret_cast<LooseVec*>(x) = v; }
+
+// What mul_add() does, lane by lane: x times w plus sum.
+DSPARK_LANES Vec vec_mul_add(float w, Vec x, Vec sum) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(_mm512_set1_ps(w), x, sum);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return _mm256_fmadd_ps(_mm256_set1_ps(w), x, sum);
+#elif defined(__x86_64__)
+  return x * w + sum;
+#else
+  for (int l = 0; l < kLanes; ++l) sum[l] = mul_add(w, x[l], sum[l]);
+  return sum;
+#endif
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
 using Lane __attribute__((vector_size(4 * kLanes))) = int;
 
 static constexpr int near_lane(int l, int h) { return (l & h) != 0 ? kLanes + l - h : l; }
@@ -95,7 +122,7 @@ static inline __attribute__((always_inline)) void transpose_square(float (*v)[kL
 }
 #endif
 
-// Elements [c, c + kLanes) of kLanes rows to columns of `to`, [d, kBlock].
+// Elements [c, c + kLanes) of kLanes rows to columns of a panel.
 template <class Load>
 static inline __attribute__((always_inline)) void transpose_tile(float* to, const void* const* rows,
                                                                  int c, const Load& load) {
@@ -109,7 +136,7 @@ static inline __attribute__((always_inline)) void transpose_tile(float* to, cons
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
 #pragma omp simd
-    for (int l = 0; l < kLanes; ++l) to[(c + i) * kBlock + l] = v[i][l];
+    for (int l = 0; l < kLanes; ++l) to[(c + i) * kPanel + l] = v[i][l];
   }
 }
 
@@ -127,8 +154,8 @@ static inline __attribute__((always_inline)) void transpose_pairs(float* to,
 #pragma omp simd
     for (int l = 0; l < kLanes; ++l) {
       const uint32_t pair = bits_f32(v[i][l]);  // element c + 2 i in the low half
-      to[(c + 2 * i) * kBlock + l] = float_from_bits(pair << 16);
-      to[(c + 2 * i + 1) * kBlock + l] = float_from_bits(pair & 0xffff0000u);
+      to[(c + 2 * i) * kPanel + l] = float_from_bits(pair << 16);
+      to[(c + 2 * i + 1) * kPanel + l] = float_from_bits(pair & 0xffff0000u);
     }
   }
 }
@@ -138,113 +165,97 @@ static inline __attribute__((always_inline)) void transpose_rows(float* to, cons
                                                                  int c, int d, const Load& load) {
   for (; c + kLanes <= d; c += kLanes) transpose_tile(to, rows, c, load);
   for (; c < d; ++c) {
-    for (int l = 0; l < kLanes; ++l) to[c * kBlock + l] = load(rows[l], c);
+    for (int l = 0; l < kLanes; ++l) to[c * kPanel + l] = load(rows[l], c);
   }
 }
 
-static void transpose(float* to, const void* const* rows, int32_t dtype, int begin, int end,
+static void transpose(float* panels, const void* const* rows, int32_t dtype, int begin, int end,
                       int d) {
   for (int n = begin / kLanes * kLanes; n < end; n += kLanes) {
+    float* to = panels + n / kPanel * kPanel * d + n % kPanel;
     if (dtype == DSPARK_F32) {
-      transpose_rows(to + n, rows + n, 0, d,
+      transpose_rows(to, rows + n, 0, d,
                      [](const void* row, int i) { return static_cast<const float*>(row)[i]; });
     } else if (dtype == DSPARK_BF16) {
       int c = 0;
-      for (; c + 2 * kLanes <= d; c += 2 * kLanes) transpose_pairs(to + n, rows + n, c);
-      transpose_rows(to + n, rows + n, c, d, [](const void* row, int i) {
+      for (; c + 2 * kLanes <= d; c += 2 * kLanes) transpose_pairs(to, rows + n, c);
+      transpose_rows(to, rows + n, c, d, [](const void* row, int i) {
         return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
       });
     } else if (dtype == DSPARK_F8_E4M3) {
-      transpose_rows(to + n, rows + n, 0, d, [](const void* row, int i) {
+      transpose_rows(to, rows + n, 0, d, [](const void* row, int i) {
         return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
       });
     } else {
-      transpose_rows(to + n, rows + n, 0, d, [](const void* row, int i) {
+      transpose_rows(to, rows + n, 0, d, [](const void* row, int i) {
         return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
       });
     }
   }
 }
 
-// acc[m] += sum over n in [begin, end) of weight[m][n] row(n), columns [c, c + kChunks * kLanes).
-template <int kRows, int kChunks, class Row>
-static inline __attribute__((always_inline)) void product_tile(const float* weight, int stride,
-                                                               int begin, int end, const Row& row,
-                                                               int c, float* acc, int width) {
-  float sum[kRows][kChunks * kLanes];
+// acc[m] (+)= sum over n in [begin, end) of weight[m][n] row(n), kPanel columns.
+template <int kRows, bool kAdd, class Row>
+static inline __attribute__((always_inline)) void product(const float* weight, int stride,
+                                                          int begin, int end, const Row& row,
+                                                          float* acc, int width) {
+  Vec sum[kRows][2];
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-#pragma omp simd
-    for (int l = 0; l < kChunks * kLanes; ++l) sum[m][l] = acc[m * width + c + l];
+    sum[m][0] = kAdd ? vec_load(acc + m * width) : Vec{};
+    sum[m][1] = kAdd ? vec_load(acc + m * width + kLanes) : Vec{};
   }
   for (int n = begin; n < end; ++n) {
-    const float* x = row(n) + c;
-#pragma GCC unroll 4
+    const float* x = row(n);
+    const Vec x0 = vec_load(x), x1 = vec_load(x + kLanes);
+#pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const float w = weight[m * stride + n];
-#pragma GCC unroll 4
-      for (int i = 0; i < kChunks; ++i) {
-#pragma omp simd
-        for (int l = 0; l < kLanes; ++l) {
-          sum[m][i * kLanes + l] = mul_add(w, x[i * kLanes + l], sum[m][i * kLanes + l]);
-        }
-      }
+      sum[m][0] = vec_mul_add(w, x0, sum[m][0]);
+      sum[m][1] = vec_mul_add(w, x1, sum[m][1]);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-#pragma omp simd
-    for (int l = 0; l < kChunks * kLanes; ++l) acc[m * width + c + l] = sum[m][l];
+    vec_store(acc + m * width, sum[m][0]);
+    vec_store(acc + m * width + kLanes, sum[m][1]);
   }
 }
 
-// The tile over columns [c, last) of `acc`, last rounded up to a vector.
-template <int kRows, class Row>
-static inline __attribute__((always_inline)) void product(const float* weight, int stride,
-                                                          int begin, int end, const Row& row, int c,
-                                                          int last, float* acc, int width) {
-  for (; c + 4 * kLanes <= last; c += 4 * kLanes) {
-    product_tile<kRows, 4>(weight, stride, begin, end, row, c, acc, width);
-  }
-  for (; c < last; c += kLanes) {
-    product_tile<kRows, 1>(weight, stride, begin, end, row, c, acc, width);
-  }
-}
-
-// Scores of the keys [begin, end) of the block.
+// Scores of a panel of keys.
 template <int kRows>
-static void score_rows(const AttentionBlock& b, int row, int begin, int end) {
-  float* scores = b.scores + row * kBlock;
-  for (int i = 0; i < kRows * kBlock; ++i) scores[i] = 0.0f;
-  const float* k = b.k;
-  product<kRows>(
-      b.q + row * b.width, b.width, 0, b.head_dim, [k](int d) { return k + d * kBlock; },
-      begin / kLanes * kLanes, end, scores, kBlock);
+static void score_rows(const AttentionBlock& b, int row, int panel) {
+  const float* k = b.k + panel * kPanel * b.head_dim;
+  product<kRows, false>(
+      b.q + row * b.width, b.width, 0, b.head_dim, [k](int d) { return k + d * kPanel; },
+      b.scores + row * kBlock + panel * kPanel, kBlock);
 }
 
-// Weighted values of the keys [begin, end), which all rows see.
+// Weighted values of the keys [begin, end), which all rows see: a panel of columns.
 template <int kRows>
-static void value_rows(const AttentionBlock& b, int row, int begin, int end) {
+static void value_rows(const AttentionBlock& b, int row, int begin, int end, int panel) {
   const float* const* v = b.v;
-  product<kRows>(
-      b.scores + row * kBlock, kBlock, begin, end, [v](int n) { return v[n]; }, 0, b.width,
-      b.state.acc + row * b.width, b.width);
+  const int64_t offset = static_cast<int64_t>(panel) * b.panel_stride;
+  product<kRows, true>(
+      b.scores + row * kBlock, kBlock, begin, end, [v, offset](int n) { return v[n] + offset; },
+      b.state.acc + row * b.width + panel * kPanel, b.width);
 }
 
-static void score_rows_of(int rows, const AttentionBlock& b, int row, int begin, int end) {
-  if constexpr (kMaxRows >= 4) {
-    if (rows == 4) return score_rows<4>(b, row, begin, end);
-    if (rows == 3) return score_rows<3>(b, row, begin, end);
+template <int kRows = kTileRows>
+static void score_rows_of(int rows, const AttentionBlock& b, int row, int panel) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return score_rows<kRows>(b, row, panel);
+    score_rows_of<kRows - 1>(rows, b, row, panel);
   }
-  if (rows == 2) return score_rows<2>(b, row, begin, end);
-  score_rows<1>(b, row, begin, end);
 }
 
-static void value_rows_of(int rows, const AttentionBlock& b, int row, int begin, int end) {
-  if constexpr (kMaxRows >= 4) {
-    if (rows == 4) return value_rows<4>(b, row, begin, end);
-    if (rows == 3) return value_rows<3>(b, row, begin, end);
+template <int kRows = kTileRows>
+static void value_rows_of(int rows, const AttentionBlock& b, int row, int begin, int end,
+                          int panel) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return value_rows<kRows>(b, row, begin, end, panel);
+    value_rows_of<kRows - 1>(rows, b, row, begin, end, panel);
   }
-  if (rows == 2) return value_rows<2>(b, row, begin, end);
-  value_rows<1>(b, row, begin, end);
 }
 
 // tanh through exp of the non-positive side; a polynomial where 1 - e would cancel.
@@ -317,44 +328,107 @@ static void weigh_row(const AttentionBlock& b, int row, float found) {
   for (int i = 0; i < b.width; ++i) acc[i] *= alpha;
 }
 
-// Rows [row, row + rows) of the block: scores, weights, values. Keys that all rows see go through
-// one tile; what only some see (the causal edge, the window's edge) goes row by row, in order.
-static void tile(const AttentionBlock& b, int row, int rows) {
-  int any_begin = kBlock, any_end = 0, all_begin = 0, all_end = kBlock;
+// Some rows of a block that go through the products together, and the keys they see.
+struct Tile {
+  int row, rows;
+  int any_begin, any_end;  // keys that some row sees
+  int all_begin, all_end;  // keys that all see
+};
+
+static Tile tile_at(const AttentionBlock& b, int row, int rows) {
+  Tile t = {row, rows, kBlock, 0, 0, kBlock};
   for (int m = row; m < row + rows; ++m) {
     const int begin = b.begin[m], end = b.end[m];
-    if (begin < end && begin < any_begin) any_begin = begin;
-    if (begin < end && end > any_end) any_end = end;
-    if (begin > all_begin) all_begin = begin;
-    if (end < all_end) all_end = end;
+    if (begin < end && begin < t.any_begin) t.any_begin = begin;
+    if (begin < end && end > t.any_end) t.any_end = end;
+    if (begin > t.all_begin) t.all_begin = begin;
+    if (end < t.all_end) t.all_end = end;
   }
-  if (any_begin >= any_end) return;
-  if (all_begin >= all_end) all_begin = all_end = kBlock;  // no common key: every row on its own
-  score_rows_of(rows, b, row, any_begin, any_end);
+  if (t.all_begin >= t.all_end) t.all_begin = t.all_end = kBlock;  // every row on its own
+  return t;
+}
+
+// Rows of the next tile: equal shares rather than a full tile and a rest, since a row alone is
+// slow.
+static int tile_rows(int left) {
+  const int tiles = (left + kTileRows - 1) / kTileRows;
+  return (left + tiles - 1) / tiles;
+}
+
+// Values of a tile. Keys that all rows see go through one tile; what only some see (the causal
+// edge, the window's edge) goes row by row, in order.
+static void add_values(const AttentionBlock& b, const Tile& t, int panel) {
+  for (int m = t.row; m < t.row + t.rows; ++m) {
+    const int stop = b.end[m] < t.all_begin ? b.end[m] : t.all_begin;
+    if (b.begin[m] < stop) value_rows<1>(b, m, b.begin[m], stop, panel);
+  }
+  if (t.all_begin < t.all_end) {
+    value_rows_of(t.rows, b, t.row, t.all_begin, t.all_end, panel);
+  }
+  for (int m = t.row; m < t.row + t.rows; ++m) {
+    const int start = b.begin[m] > t.all_end ? b.begin[m] : t.all_end;
+    if (start < b.end[m]) value_rows<1>(b, m, start, b.end[m], panel);
+  }
+}
+
+// Asks for the lines of the next block in `steps` portions.
+class Ahead {
+ public:
+  Ahead(const AttentionBlock& b, int steps)
+      : b_(b), portion_(steps > 0 ? (b.ahead_rows * b.ahead_lines + steps - 1) / steps : 0) {}
+
+  inline __attribute__((always_inline)) void step() {
+    for (int i = 0; i < portion_ && row_ < b_.ahead_rows; ++i) {
+      __builtin_prefetch(static_cast<const char*>(b_.ahead[row_]) + 64 * line_, 0, 2);
+      if (++line_ == b_.ahead_lines) {
+        line_ = 0;
+        ++row_;
+      }
+    }
+  }
+
+ private:
+  const AttentionBlock& b_;
+  int portion_, row_ = 0, line_ = 0;
+};
+
+// Rows [first, last) of a block, at most kMaxBlockRows.
+static void block_rows(const AttentionBlock& b, int first, int last) {
+  Tile tiles[kMaxBlockRows];
+  int count = 0;
+  for (int row = first; row < last; ++count) {
+    const int rows = tile_rows(last - row);
+    tiles[count] = tile_at(b, row, rows);
+    row += rows;
+  }
+  Ahead ahead(b, first == 0 ? count * (kBlock + b.width) / kPanel : 0);
+  for (int panel = 0; panel < kBlock / kPanel; ++panel) {
+    for (int i = 0; i < count; ++i) {
+      const Tile& t = tiles[i];
+      ahead.step();
+      if (t.any_begin >= (panel + 1) * kPanel || t.any_end <= panel * kPanel) continue;
+      score_rows_of(t.rows, b, t.row, panel);
+    }
+  }
   // Two passes over the rows: the long chain of one row's maximum hides behind the others'.
-  float max[kMaxRows];
-  for (int m = 0; m < rows; ++m) max[m] = mask_row(b, row + m);
-  for (int m = row; m < row + rows; ++m) {
-    if (b.begin[m] >= b.end[m]) continue;
-    weigh_row(b, m, max[m - row]);
-    const int stop = b.end[m] < all_begin ? b.end[m] : all_begin;
-    if (b.begin[m] < stop) value_rows<1>(b, m, b.begin[m], stop);
+  float max[kMaxBlockRows];
+  for (int m = first; m < last; ++m) {
+    if (b.begin[m] < b.end[m]) max[m - first] = mask_row(b, m);
   }
-  if (all_begin < all_end) value_rows_of(rows, b, row, all_begin, all_end);
-  for (int m = row; m < row + rows; ++m) {
-    const int start = b.begin[m] > all_end ? b.begin[m] : all_end;
-    if (start < b.end[m]) value_rows<1>(b, m, start, b.end[m]);
+  for (int m = first; m < last; ++m) {
+    if (b.begin[m] < b.end[m]) weigh_row(b, m, max[m - first]);
+  }
+  for (int panel = 0; panel < b.width / kPanel; ++panel) {
+    for (int i = 0; i < count; ++i) {
+      ahead.step();
+      if (tiles[i].any_begin < tiles[i].any_end) add_values(b, tiles[i], panel);
+    }
   }
 }
 
 static void block(const AttentionBlock& b) {
-  for (int row = 0; row < b.rows;) {
-    const int left = b.rows - row;
-    // 3 + 3 + 3 rather than 4 + 4 + 1: three heads a group are common, and a row alone is slow.
-    int rows = left % 4 == 0 || left == 7 || left > 9 ? 4 : left >= 3 ? 3 : left;
-    if (rows > kMaxRows) rows = kMaxRows;
-    tile(b, row, rows);
-    row += rows;
+  for (int first = 0; first < b.rows; first += kMaxBlockRows) {
+    block_rows(b, first, b.rows - first < kMaxBlockRows ? b.rows : first + kMaxBlockRows);
   }
 }
 
@@ -383,6 +457,45 @@ static void widen(float* to, int width, const void* from, int32_t dtype, int64_t
     widen_rows(to, width, stride, count, d, [=](int64_t i) { return f8_to_f32(b[i]) * factor; });
   } else {
     widen_rows(to, width, stride, count, d, [=](int64_t i) { return f16_to_f32(h[i]) * factor; });
+  }
+}
+
+template <class Load>
+static inline __attribute__((always_inline)) void widen_to_panels(float* panels,
+                                                                  const void* const* rows,
+                                                                  int begin, int end, int d,
+                                                                  const Load& load) {
+  for (int n = begin; n < end; ++n) {
+    const void* row = rows[n];
+    float* to = panels + n * kPanel;
+    int c = 0;
+    for (; c + kPanel <= d; c += kPanel, to += kBlock * kPanel) {
+#pragma omp simd
+      for (int l = 0; l < kPanel; ++l) to[l] = load(row, c + l);
+    }
+    if (c == d) continue;
+    for (int l = 0; l < kPanel; ++l) to[l] = c + l < d ? load(row, c + l) : 0.0f;
+  }
+}
+
+// Rows [begin, end) of a block of values to panels of columns.
+static void widen_panels(float* panels, const void* const* rows, int32_t dtype, int begin, int end,
+                         int d) {
+  if (dtype == DSPARK_F32) {
+    widen_to_panels(panels, rows, begin, end, d,
+                    [](const void* row, int i) { return static_cast<const float*>(row)[i]; });
+  } else if (dtype == DSPARK_BF16) {
+    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
+      return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
+    });
+  } else if (dtype == DSPARK_F8_E4M3) {
+    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
+      return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
+    });
+  } else {
+    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
+      return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
+    });
   }
 }
 
@@ -425,6 +538,7 @@ static void finish(void* out, int32_t dtype, const AttentionState& state, int ro
   }
 }
 
-const VerifyAttentionLoops verify_attention_loops = {widen, transpose, block, merge, finish};
+const VerifyAttentionLoops verify_attention_loops = {kPanel, widen, widen_panels, transpose,
+                                                     block,  merge, finish};
 
 }  // namespace dspark::cpu::DSPARK_SIMD
