@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import zlib
@@ -86,6 +87,19 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
+#: Arguments that an operator writes to, beside ``out``.
+WRITTEN = ("k_cache", "v_cache", "kv_len", "position", "status")
+
+
+def _each(x: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` of an array, or of those in a tuple or a result object; the rest as it is."""
+    if isinstance(x, tuple):
+        return tuple(_each(y, change) for y in x)
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return type(x)(**{k: _each(v, change) for k, v in vars(x).items()})
+    return change(x)
+
+
 def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """The operator for arrays of the host: to the device and back, with ``backend="cuda"`` only.
 
@@ -106,16 +120,23 @@ def _on_device(function: Callable[..., Any]) -> Callable[..., Any]:
         def back(x: Any) -> Any:
             return x if x is None else x.cpu() if tensors else x.cpu().numpy()
 
-        out = given.pop("out", None)
-        if out is not None:
-            given["out"] = type(out)(**{k: there(v) for k, v in vars(out).items()})
-        answer = function(**{k: v if k == "out" else there(v) for k, v in given.items()})
-        if out is None:
-            return type(answer)(**{k: back(v) for k, v in vars(answer).items()})
-        for key, value in vars(answer).items():
-            if value is not None:
-                getattr(out, key)[...] = back(value)
-        return out
+        def copy_back(mine: Any, other: Any) -> None:
+            if isinstance(mine, tuple):
+                for x, y in zip(mine, other, strict=True):
+                    copy_back(x, y)
+            elif dataclasses.is_dataclass(mine):
+                copy_back(tuple(vars(mine).values()), tuple(vars(other).values()))
+            elif isinstance(mine, (torch.Tensor, np.ndarray)):
+                mine[...] = back(other)
+
+        moved = {k: _each(v, there) for k, v in given.items()}
+        answer = function(**moved)
+        for name in (*WRITTEN, "out"):
+            writes = name == "out" or function.__name__ != "verify_attention" or name == "status"
+            if writes and name in given:
+                copy_back(given[name], moved[name])
+        out = given.get("out")
+        return _each(answer, back) if out is None else out
 
     return call
 
