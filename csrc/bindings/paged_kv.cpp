@@ -36,24 +36,30 @@ void register_append(py::module_& m) {
   field(cls, "page_table_stride", &P::page_table_stride);
   field(cls, "kv_len", &P::kv_len);
   field(cls, "cu_seqlens", &P::cu_seqlens);
+  field(cls, "num_new", &P::num_new);
   field(cls, "rope_theta", &P::rope_theta);
   field(cls, "rope_inv_freq", &P::rope_inv_freq);
+  field(cls, "rope_amplitude", &P::rope_amplitude);
+  field(cls, "rope_dim", &P::rope_dim);
+  field(cls, "rope_interleaved", &P::rope_interleaved);
   field(cls, "status", &P::status);
-  cls.def("set_arrays", [](P& p, uintptr_t k, uintptr_t v, uintptr_t k_cache, uintptr_t v_cache,
-                           uintptr_t page_table, uintptr_t kv_len, uintptr_t cu_seqlens,
-                           uintptr_t k_scale, uintptr_t v_scale, uintptr_t status) {
-    // One call instead of ten: a decoder appends once a layer.
-    p.k = reinterpret_cast<const void*>(k);
-    p.v = reinterpret_cast<const void*>(v);
-    p.k_cache = reinterpret_cast<void*>(k_cache);
-    p.v_cache = reinterpret_cast<void*>(v_cache);
-    p.page_table = reinterpret_cast<const int32_t*>(page_table);
-    p.kv_len = reinterpret_cast<const int32_t*>(kv_len);
-    p.cu_seqlens = reinterpret_cast<const int32_t*>(cu_seqlens);
-    p.k_scale = reinterpret_cast<const float*>(k_scale);
-    p.v_scale = reinterpret_cast<const float*>(v_scale);
-    p.status = reinterpret_cast<int32_t*>(status);
-  });
+  cls.def("set_arrays",
+          [](P& p, uintptr_t k, uintptr_t v, uintptr_t k_cache, uintptr_t v_cache,
+             uintptr_t page_table, uintptr_t kv_len, uintptr_t cu_seqlens, uintptr_t k_scale,
+             uintptr_t v_scale, uintptr_t num_new, uintptr_t status) {
+            // One call instead of eleven: a decoder appends once a layer.
+            p.k = reinterpret_cast<const void*>(k);
+            p.v = reinterpret_cast<const void*>(v);
+            p.k_cache = reinterpret_cast<void*>(k_cache);
+            p.v_cache = reinterpret_cast<void*>(v_cache);
+            p.page_table = reinterpret_cast<const int32_t*>(page_table);
+            p.kv_len = reinterpret_cast<const int32_t*>(kv_len);
+            p.cu_seqlens = reinterpret_cast<const int32_t*>(cu_seqlens);
+            p.k_scale = reinterpret_cast<const float*>(k_scale);
+            p.v_scale = reinterpret_cast<const float*>(v_scale);
+            p.num_new = reinterpret_cast<const int32_t*>(num_new);
+            p.status = reinterpret_cast<int32_t*>(status);
+          });
   family(m, "paged_kv", &dspark_paged_kv, &dspark_paged_kv_workspace);
 }
 

@@ -19,9 +19,14 @@ void check_sizes(dspark::Problems& problems, const dspark_paged_kv_params* p) {
   dspark::check_kv_scale(problems, "v_scale", p->v_scale, p->v_scale_stride, p->cache_dtype);
   DSPARK_REQUIRE(problems, p->rope_theta >= 0.0 && p->rope_theta - p->rope_theta == 0.0,
                  "rope_theta: got %g, expected 0 or a positive finite base", p->rope_theta);
-  DSPARK_REQUIRE(problems, p->rope_theta == 0.0 || p->head_dim % 2 == 0,
-                 "head_dim: got %d, expected an even size for the half-split rotation",
-                 p->head_dim);
+  if (p->rope_theta == 0.0) return;
+  DSPARK_REQUIRE(problems, p->rope_dim != 0 || p->head_dim % 2 == 0,
+                 "head_dim: got %d, expected an even size, or a rope_dim", p->head_dim);
+  DSPARK_REQUIRE(problems, p->rope_dim >= 0 && p->rope_dim <= p->head_dim && p->rope_dim % 2 == 0,
+                 "rope_dim: got %d, expected an even number in 0..%d", p->rope_dim, p->head_dim);
+  DSPARK_REQUIRE(problems, p->rope_amplitude >= 0.0 && p->rope_amplitude - p->rope_amplitude == 0.0,
+                 "rope_amplitude: got %g, expected 0 or a positive finite factor",
+                 p->rope_amplitude);
 }
 
 void check_pointers(dspark::Problems& problems, const dspark_paged_kv_params* p) {

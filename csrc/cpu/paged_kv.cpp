@@ -19,11 +19,17 @@ namespace {
 constexpr int64_t kBytesPerThread = INT64_C(1) << 18;
 
 struct Scratch {
-  double* inv_freq;  // [D / 2]
+  double* inv_freq;  // [E / 2]
   float* row;        // [D]
-  float* cosine;     // [D / 2]
-  float* sine;       // [D / 2]
+  float* cosine;     // [E / 2]
+  float* sine;       // [E / 2]
 };
+
+int turning(const dspark_paged_kv_params& p) { return p.rope_dim > 0 ? p.rope_dim : p.head_dim; }
+
+double amplitude(const dspark_paged_kv_params& p) {
+  return p.rope_amplitude > 0.0 ? p.rope_amplitude : 1.0;
+}
 
 int64_t floats_per_thread(const dspark_paged_kv_params& p) {
   return (INT64_C(2) * p.head_dim + 15) / 16 * 16;  // a cache line each: no false sharing
@@ -65,21 +71,22 @@ void narrow(void* to, int32_t dtype, const float* from, int n, float scale) {
   }
 }
 
-void set_angles(const Scratch& s, int half, int64_t position) {
+void set_angles(const Scratch& s, int half, int64_t position, double factor) {
   for (int i = 0; i < half; ++i) {
     double sine, cosine;
     sin_cos_f64(static_cast<double>(position) * s.inv_freq[i], &sine, &cosine);
-    s.cosine[i] = static_cast<float>(cosine);
-    s.sine[i] = static_cast<float>(sine);
+    s.cosine[i] = static_cast<float>(cosine * factor);
+    s.sine[i] = static_cast<float>(sine * factor);
   }
 }
 
-void rotate(const Scratch& s, int half) {
-  float* x = s.row;
+// Pairs (x[i * step], x[i * step + apart]).
+void rotate(const Scratch& s, int half, int step, int apart) {
   for (int i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = a * s.cosine[i] - b * s.sine[i];
-    x[i + half] = b * s.cosine[i] + a * s.sine[i];
+    float* x = s.row + i * step;
+    const float a = x[0], b = x[apart];
+    x[0] = a * s.cosine[i] - b * s.sine[i];
+    x[apart] = b * s.cosine[i] + a * s.sine[i];
   }
 }
 
@@ -114,7 +121,11 @@ void move_heads(const dspark_paged_kv_params& p, const Scratch& s, const void* f
       continue;
     }
     widen(s.row, source, p.dtype, d);
-    if (rotated) rotate(s, d / 2);
+    if (rotated) {
+      const int half = turning(p) / 2;
+      const bool beside = p.rope_interleaved != 0;
+      rotate(s, half, beside ? 2 : 1, beside ? 1 : half);
+    }
     narrow(target, p.cache_dtype, s.row, d, scale.of(h));
   }
 }
@@ -129,14 +140,21 @@ int32_t locate(const dspark_paged_kv_params& p, int64_t r, int64_t position, int
   return 0;
 }
 
+// Rows of a request to append, -1 when its bounds are wrong.
+int64_t rows_of(const dspark_paged_kv_params& p, int64_t r) {
+  const int64_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1];
+  if (begin < 0 || end < begin || end > p.num_tokens || p.kv_len[r] < 0) return -1;
+  const int64_t rows = p.num_new == nullptr ? end - begin : p.num_new[r];
+  return rows < 0 || rows > end - begin ? -1 : rows;
+}
+
 int32_t check_request(const dspark_paged_kv_params& p, int64_t r, bool usable) {
-  const int64_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1], length = p.kv_len[r];
-  if (!usable || begin < 0 || end < begin || end > p.num_tokens || length < 0)
-    return DSPARK_BAD_PARAM;
+  const int64_t rows = rows_of(p, r), length = p.kv_len[r];
+  if (!usable || rows < 0) return DSPARK_BAD_PARAM;
   int32_t status = 0;
   int64_t unused;
   // One look per page: the first token of the append, then the first of every further page.
-  for (int64_t i = 0; i < end - begin; i += p.page_size - (length + i) % p.page_size) {
+  for (int64_t i = 0; i < rows; i += p.page_size - (length + i) % p.page_size) {
     const int32_t bit = locate(p, r, length + i, &unused);
     status |= bit;
     if (bit == DSPARK_KV_OVERFLOW) break;
@@ -150,13 +168,14 @@ void append_run(const dspark_paged_kv_params& p, const Scratch& s, int64_t first
     if ((p.status[r] & DSPARK_BAD_PARAM) != 0) continue;
     const int64_t begin = p.cu_seqlens[r];
     const int64_t from = begin > first ? begin : first;
-    const int64_t to = p.cu_seqlens[r + 1] < last ? p.cu_seqlens[r + 1] : last;
+    const int64_t end = begin + rows_of(p, r);
+    const int64_t to = end < last ? end : last;
     for (int64_t t = from; t < to; ++t) {
       const int64_t position = p.kv_len[r] + (t - begin);
       int64_t offset;
       if (locate(p, r, position, &offset) != 0) continue;
       const bool rotated = p.rope_theta > 0.0;
-      if (rotated) set_angles(s, p.head_dim / 2, position);
+      if (rotated) set_angles(s, turning(p) / 2, position, amplitude(p));
       move_heads(p, s, advance(p.k, p.dtype, t * p.k_token_stride), p.k_head_stride,
                  element(p.k_cache, p.cache_dtype, offset), {p.k_scale, p.k_scale_stride}, rotated);
       move_heads(p, s, advance(p.v, p.dtype, t * p.v_token_stride), p.v_head_stride,
@@ -176,9 +195,10 @@ size_t paged_kv_workspace(const dspark_paged_kv_params& p) {
 
 void paged_kv(const dspark_paged_kv_params& p, void* data) {
   const Scratch shared = scratch_of(p, data, 0);
-  for (int i = 0; p.rope_theta > 0.0 && i < p.head_dim / 2; ++i) {
-    shared.inv_freq[i] = p.rope_inv_freq != nullptr ? p.rope_inv_freq[i]
-                                                    : std::pow(p.rope_theta, -2.0 * i / p.head_dim);
+  const int turn = turning(p);
+  for (int i = 0; p.rope_theta > 0.0 && i < turn / 2; ++i) {
+    shared.inv_freq[i] =
+        p.rope_inv_freq != nullptr ? p.rope_inv_freq[i] : std::pow(p.rope_theta, -2.0 * i / turn);
   }
   const bool usable = scales_are_usable(p);
   for (int64_t r = 0; r < p.num_requests; ++r) p.status[r] = check_request(p, r, usable);

@@ -30,6 +30,7 @@ def paged_kv_append(
     rope: Rope | None = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    num_new: Any = None,
     out: Any = None,
     strict: bool = False,
     backend: str | None = None,
@@ -57,12 +58,15 @@ def paged_kv_append(
     cu_seqlens : array, shape (R + 1,), int
         Rows ``cu_seqlens[r] .. cu_seqlens[r + 1]`` belong to request ``r``.
     rope : Rope, optional
-        Rotate ``k`` (half-split) at its position; angles in float64, their cosine and sine in
-        float32. Needs an even ``D``.
+        Rotate ``k`` at its position; angles in float64, their cosine and sine in float32.
     k_scale, v_scale : float or array, shape () | (1,) | (Hkv,), float32, optional
         Scales of a float8_e4m3fn cache, one or one a KV head: a key is ``k_scale * element``. 1
         when absent. Not taken with other caches. Anything but an array of (1,) or (Hkv,) is
         converted at each call.
+    num_new : array, shape (R,), int, optional
+        Append only the first ``num_new[r]`` rows of each request: a drafter that keeps the context
+        features of a round passes the plan's ``cu_seqlens`` and the round's ``num_emitted``, with
+        its own length before those tokens as ``kv_len``. 0 for a request that stands still.
     out : array, shape (R,), int32, optional
         Preallocated status.
     strict : bool
@@ -75,9 +79,9 @@ def paged_kv_append(
     array, shape (R,), int32
         Status bits. ``KV_OVERFLOW`` (position beyond the page table) and ``BAD_PAGE`` (page id
         negative or >= pages): that token is not written, the request's other tokens are.
-        ``BAD_PARAM`` (negative ``kv_len``, bounds that decrease or leave [0, B]): nothing of the
-        request is written; a scale on a device that is not a positive finite number: nothing is
-        written at all.
+        ``BAD_PARAM`` (negative ``kv_len``, bounds that decrease or leave [0, B], ``num_new``
+        outside 0..rows): nothing of the request is written; a scale on a device that is not a
+        positive finite number: nothing is written at all.
 
     Raises
     ------
@@ -99,7 +103,19 @@ def paged_kv_append(
     >>> cache[0, :, :, 0, 0].tolist(), status.tolist()  # positions 1, 2, 3; page 1 comes first
     ([[1.0, 1.0], [0.0, 1.0]], [0])
     """
-    arrays = (k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, out)
+    arrays = (
+        k,
+        v,
+        k_cache,
+        v_cache,
+        page_table,
+        kv_len,
+        cu_seqlens,
+        k_scale,
+        v_scale,
+        num_new,
+        out,
+    )
     key = None
     if backend in (None, "cpu") and (rope is None or isinstance(rope, Rope)):
         seen = signature(arrays)
@@ -119,7 +135,7 @@ def paged_kv_append(
 def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None, key: Any) -> Any:
     """Check everything, run, and keep the params object when later calls may reuse it."""
     check = Checker("paged_kv_append")
-    k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, out = arrays
+    k, v, k_cache, v_cache, page_table, kv_len, cu_seqlens, k_scale, v_scale, num_new, out = arrays
     v_k = check.array("k", k, ("B", "Hkv", "D"))
     v_v = check.array("v", v, ("B", "Hkv", "D"), FLOATS if v_k is None else (v_k.dtype,))
     caches = check_caches(check, k_cache, v_cache)
@@ -133,13 +149,18 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
         check_scale(check, "k_scale", k_scale, caches[0]),
         check_scale(check, "v_scale", v_scale, caches[1]),
     )
+    v_new = check.per_request("num_new", num_new, requests, "int32")
     o_status = check.output("out", out, (requests,), "int32")
     if rope is not None and check.require(isinstance(rope, Rope), "rope", rope, "a dx.Rope"):
         d = check.sizes.get("D", 2)
-        check.require(d % 2 == 0, "k", f"head size {d}", "an even one with rope")
+        if rope.dim is None:
+            check.require(d % 2 == 0, "k", f"head size {d}", "an even one with rope")
+        else:
+            expected = f"at least rope.dim = {rope.dim}"
+            check.require(d >= rope.dim, "k", f"head size {d}", expected)
     backend = _backend.resolve(check, backend)
     check.done()
-    views = (v_k, v_v, *caches, v_table, v_len, v_cu, *scales, o_status)
+    views = (v_k, v_v, *caches, v_table, v_len, v_cu, *scales, v_new, o_status)
     assert o_status is not None
     if backend == "reference":
         _run_reference(views, rope)
@@ -154,14 +175,20 @@ def _first_call(arrays: tuple[Any, ...], rope: Rope | None, backend: str | None,
         params.rope_inv_freq = frequencies.ptr
     _backend.run("paged_kv", params, backend, check.like)
     assert v_len is not None and v_cu is not None
-    small = ((v_len, kv_len), (v_cu, cu_seqlens), (scales[0], k_scale), (scales[1], v_scale))
+    small = (
+        (v_len, kv_len),
+        (v_cu, cu_seqlens),
+        (scales[0], k_scale),
+        (scales[1], v_scale),
+        (v_new, num_new),
+    )
     if key is not None and backend == "cpu" and all_as_given(small):
         _prepared.keep(key, params)
     return o_status.array
 
 
 def _params(views: tuple[View | None, ...], rope: Rope | None) -> Any:
-    k, v, k_cache, _, table, _, _, k_scale, v_scale, _ = views
+    k, v, k_cache, _, table, _, _, k_scale, v_scale, _, _ = views
     assert k is not None and v is not None and k_cache is not None and table is not None
     p = _C.PagedKvParams()
     p.num_tokens, p.num_kv_heads, p.head_dim = k.shape
@@ -175,18 +202,19 @@ def _params(views: tuple[View | None, ...], rope: Rope | None) -> Any:
     p.page_table_stride = table.strides[0]
     p.k_scale_stride, p.v_scale_stride = scale_stride(k_scale), scale_stride(v_scale)
     if rope is not None:
-        p.rope_theta = rope.theta
+        p.rope_theta, p.rope_amplitude = rope.theta, rope.amplitude
+        p.rope_dim, p.rope_interleaved = rope.turning(k.shape[2]), int(rope.interleaved)
     return p
 
 
 def _run_reference(views: tuple[View | None, ...], rope: Rope | None) -> None:
     arrays = [None if x is None else to_numpy(x.array) for x in views]
-    k, v, k_cache, v_cache, table, kv_len, cu, k_scale, v_scale, _ = arrays
+    k, v, k_cache, v_cache, table, kv_len, cu, k_scale, v_scale, num_new, _ = arrays
     new_k, new_v = np.array(k_cache), np.array(v_cache)
     cache = views[2]
     answer = _backend.reference("paged_kv", "paged_kv_append")(
         k, v, new_k, new_v, page_table=table, kv_len=kv_len, cu_seqlens=cu, rope=rope,
-        k_scale=k_scale, v_scale=v_scale,
+        k_scale=k_scale, v_scale=v_scale, num_new=num_new,
         dtype="f8_e4m3" if cache is not None and cache.dtype == "float8_e4m3fn" else None,
     )  # fmt: skip
     for target, values in zip((*views[2:4], views[-1]), (new_k, new_v, answer), strict=True):

@@ -12,7 +12,14 @@ from dspark_ext.reference._arguments import active_mask
 from dspark_ext.reference.rounding import DType, round_to
 from dspark_ext.status import Status
 
-__all__ = ["head_scales", "locate", "paged_kv_append", "paged_kv_commit", "rotate_half_split"]
+__all__ = [
+    "head_scales",
+    "locate",
+    "paged_kv_append",
+    "paged_kv_commit",
+    "rotate",
+    "rotate_half_split",
+]
 
 
 def locate(
@@ -63,6 +70,30 @@ def rotate_half_split(
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
+def rotate(
+    x: NDArray[np.float64],
+    position: int,
+    inv_freq: NDArray[np.float64],
+    interleaved: bool = False,
+    amplitude: float = 1.0,
+) -> NDArray[np.float64]:
+    """Rotate the first 2 len(inv_freq) elements of heads (..., D); the others stay.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rotate(np.array([1.0, 0.0, 5.0]), 1, np.array([np.pi / 2])).round(12).tolist()
+    [0.0, 1.0, 5.0]
+    """
+    turn = 2 * len(inv_freq)
+    order = np.arange(turn)
+    if interleaved:  # bring the pairs apart, and back
+        order = np.concatenate([order[0::2], order[1::2]])
+    out = x.copy()
+    out[..., order] = amplitude * rotate_half_split(x[..., order], position, inv_freq)
+    return out
+
+
 def _frequencies(rope: Any, head_dim: int) -> NDArray[np.float64]:
     """theta^(-2i / D) of a plain base, or what a rope object says."""
     if hasattr(rope, "inv_freq"):
@@ -86,6 +117,7 @@ def paged_kv_append(
     rope: Any = None,
     k_scale: ArrayLike | None = None,
     v_scale: ArrayLike | None = None,
+    num_new: ArrayLike | None = None,
     dtype: DType | None = None,
 ) -> NDArray[np.int32]:
     """Write new keys and values behind what the cache holds.
@@ -101,9 +133,12 @@ def paged_kv_append(
     kv_len, cu_seqlens : array_like, (R,) and (R + 1,)
         Lengths before the append; first rows.
     rope : object with ``inv_freq(head_dim)``, or a float base, optional
-        Half-split rotation of k at its position, in float64.
+        Rotation of k at its position, in float64; ``interleaved`` and ``amplitude`` of the object
+        are followed.
     k_scale, v_scale : array_like, () or (Hkv,), optional
         A row is divided by its head's scale before it is stored.
+    num_new : array_like, (R,), optional
+        Only the first rows of each request are appended.
     dtype : {"f32", "bf16", "f16", "f8_e4m3"}, optional
         Element type of the caches, rounded to once; by default the arrays' own.
 
@@ -111,8 +146,8 @@ def paged_kv_append(
     -------
     ndarray, int32 (R,)
         KV_OVERFLOW or BAD_PAGE: that token is not written, the others are. BAD_PARAM (negative
-        kv_len, offsets that decrease or leave [0, B], any scale that is not a positive finite
-        number): nothing of the request is written.
+        kv_len, offsets that decrease or leave [0, B], num_new outside 0..rows, any scale that is
+        not a positive finite number): nothing of the request is written.
 
     Examples
     --------
@@ -134,11 +169,12 @@ def paged_kv_append(
     status = np.zeros(len(lengths), dtype=np.int32)
     for r in range(len(lengths)):
         begin, end, length = int(offsets[r]), int(offsets[r + 1]), int(lengths[r])
-        good = k_good and v_good
-        if not (good and 0 <= begin <= end <= len(new_k)) or length < 0:
+        good = k_good and v_good and 0 <= begin <= end <= len(new_k) and length >= 0
+        rows = end - begin if num_new is None else int(np.asarray(num_new)[r])
+        if not (good and 0 <= rows <= end - begin):
             status[r] |= int(Status.BAD_PARAM)
             continue
-        for i in range(end - begin):
+        for i in range(rows):
             bit, page, row = locate(table, r, length + i, page_size, pages)
             status[r] |= bit
             if bit:
@@ -146,7 +182,13 @@ def paged_kv_append(
             key = np.asarray(new_k[begin + i])
             if rope is not None:
                 inv_freq = _frequencies(rope, key.shape[-1])
-                key = rotate_half_split(key.astype(np.float64), length + i, inv_freq)
+                key = rotate(
+                    key.astype(np.float64),
+                    length + i,
+                    inv_freq,
+                    getattr(rope, "interleaved", False),
+                    getattr(rope, "amplitude", 1.0),
+                )
             _store(k_cache, page, row, key / k_factor[:, None], dtype)
             _store(v_cache, page, row, new_v[begin + i] / v_factor[:, None], dtype)
     return status

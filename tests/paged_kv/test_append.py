@@ -90,6 +90,75 @@ def test_number_of_requests(backend: str, rng: np.random.Generator, requests: in
     assert np.count_nonzero(dense[0].any(axis=(-1, -2))) == q_len.sum()
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
+def test_only_the_new_rows(backend: str, rng: np.random.Generator, kind: torch.dtype) -> None:
+    """A drafter appends rows 0..num_new-1 of each request's rows of the plan."""
+    cu, num_new = [0, 4, 4, 9, 12], torch.tensor([2, 0, 5, 0], dtype=kind)
+    table = torch.from_numpy(rng.permutation(12).astype(np.int32)).reshape(4, 3)
+    k = torch.from_numpy(rng.standard_normal((12, 2, 4))).float()
+    k[[2, 3, 9, 10, 11]] = float("nan")  # rejected rows are not looked at
+    caches = [torch.full((13, 4, 2, 4), 7.0) for _ in "kv"]
+    status = dx.paged_kv_append(
+        k, -k, *caches, page_table=table, kv_len=[3, 5, 4, 0], cu_seqlens=cu, num_new=num_new,
+        backend=backend,
+    )  # fmt: skip
+    assert status.tolist() == [0] * 4
+    want = torch.full((13, 4, 2, 4), 7.0)
+    want[int(table[0, 0]), 3], want[int(table[0, 1]), 0] = k[0], k[1]
+    want[int(table[2, 1])], want[int(table[2, 2]), 0] = k[4:8], k[8]
+    assert torch.equal(caches[0], want)
+    assert torch.equal(caches[1], torch.where(want == 7, want, -want))
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1, -(2**31)])
+def test_more_new_rows_than_there_are(backend: str, bad: int) -> None:
+    k = np.ones((3, 1, 2), np.float32)
+    caches = np.zeros((2, 2, 4, 1, 2), np.float32)
+    status = dx.paged_kv_append(
+        k, k, *caches, page_table=np.array([[0], [1]], np.int32), kv_len=[1, 1],
+        cu_seqlens=[0, 2, 3], num_new=np.array([bad, 1], np.int32), backend=backend,
+    )  # fmt: skip
+    assert status.tolist() == [Status.BAD_PARAM, 0]
+    assert not caches[:, 0].any()
+    assert caches[:, 1, 1].all()
+
+
+def test_a_kept_call_reads_the_new_rows_of_now() -> None:
+    k, caches = torch.ones(4, 1, 2), torch.zeros(2, 1, 4, 1, 2)
+    zero, cu = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32)
+    number = torch.zeros(1, dtype=torch.int32)
+    for count in (1, 3, 0, 4):
+        number[0] = count
+        caches.zero_()
+        dx.paged_kv_append(
+            k, k, *caches, page_table=zero[None], kv_len=zero, cu_seqlens=cu, num_new=number,
+            strict=True,
+        )  # fmt: skip
+        assert caches[:, 0, :, 0, 0].tolist() == [[1.0] * count + [0.0] * (4 - count)] * 2
+
+
+def test_a_round_appended_committed_and_overwritten(backend: str, rng: np.random.Generator) -> None:
+    """Append gamma + 1 rows, commit fewer, append again: the rejected rows are written over."""
+    table = torch.tensor([[4, 1, 0, 3, 2]], dtype=torch.int32)
+    caches = [torch.full((6, 4, 1, 2), 7.0) for _ in "kv"]
+    kv_len, position = torch.tensor([2], dtype=torch.int32), torch.tensor([2])
+    kept = []
+    for emitted in (3, 1, 6, 2):
+        k = torch.from_numpy(rng.standard_normal((6, 1, 2))).float()
+        dx.paged_kv_append(
+            k, k, *caches, page_table=table, kv_len=kv_len, cu_seqlens=[0, 6], strict=True,
+            backend=backend,
+        )  # fmt: skip
+        kept.append(k[:emitted])
+        dx.paged_kv_commit(kv_len, position, [emitted], backend=backend)
+    assert kv_len.tolist() == position.tolist() == [14]
+    for cache in caches:
+        dense = cache[table[0].long()].reshape(-1, 1, 2)
+        assert torch.equal(dense[2:14], torch.cat(kept))
+        assert (dense[:2] == 7).all()
+        assert (cache[5] == 7).all()  # the page of nobody
+
+
 def test_strided_arguments(rng: np.random.Generator) -> None:
     qkv = torch.from_numpy(rng.standard_normal((5, 4, 3, 16))).float()  # heads x (q, k, v)
     pool = torch.zeros(2, 6, 3, 4, 2, 20)  # k or v, pages, layers, rows, heads, padded D

@@ -5,7 +5,8 @@
 // A request has `slices` blocks; block s moves its tokens s, s + slices, ... one after the other:
 // all heads of k, rotated on the way, then all heads of v. The page of a token is one read of the
 // page table; lengths and tables stay on the device. Angles are float64 and have the bits of the
-// CPU backend (core/math.h), one evaluation a token and frequency, shared by all heads.
+// CPU backend (core/math.h), one evaluation a token and frequency, shared by all heads; pairs lie
+// apart or side by side. A cache in FP8 takes x / scale, rounded once, also as on the CPU.
 //
 // Traffic and floor: k and v read once and written once; R = 128 requests of 8 tokens, 8 heads of
 // 128 in bf16: 8.4 MB, 2 us of an H200's memory, about the time of a launch. Rows move in pieces of
@@ -23,13 +24,16 @@ namespace dspark::cuda::paged {
 using Params = dspark_paged_kv_params;
 
 constexpr int kThreads = 128;
-constexpr int kMaxFrequencies = 256;  // of a rotation that is given by its base
+constexpr int kBlocksPerMultiprocessor = 8;  // 64 registers a thread
+constexpr int kMaxFrequencies = 256;         // of a rotation that is given by its base
 
 struct Args {
   Params p;
   int32_t slices;                    // blocks of a request
   int32_t piece;                     // elements moved at once: 1, or as many as fill 16 bytes
-  double inv_freq[kMaxFrequencies];  // [D / 2], unless p.rope_inv_freq is given
+  int32_t turning;                   // elements of a head that the rotation turns
+  double amplitude;                  // of its cosine and sine
+  double inv_freq[kMaxFrequencies];  // [turning / 2], unless p.rope_inv_freq is given
 };
 
 /// Some elements of a row as floats, and as they lie in memory.
@@ -93,15 +97,21 @@ __device__ __forceinline__ void store_piece(void* data, int32_t dtype, int64_t a
   }
 }
 
-/// Bounds of a request's rows and its length, as the device has them.
+/// The rows of a request that are appended and its length, as the device has them.
 struct Span {
   int64_t begin, end, length;
 };
 
 __device__ __forceinline__ bool read_span(const Params& p, int64_t r, Span* span) {
   *span = Span{p.cu_seqlens[r], p.cu_seqlens[r + 1], p.kv_len[r]};
-  return span->begin >= 0 && span->end >= span->begin && span->end <= p.num_tokens &&
-         span->length >= 0;
+  if (span->begin < 0 || span->end < span->begin || span->end > p.num_tokens || span->length < 0) {
+    return false;
+  }
+  if (p.num_new == nullptr) return true;
+  const int32_t rows = p.num_new[r];
+  if (rows < 0 || rows > span->end - span->begin) return false;
+  span->end = span->begin + rows;
+  return true;
 }
 
 /// Status bit of a position, 0 with `offset` set to its row when it can be written.
@@ -151,18 +161,18 @@ __device__ __forceinline__ void write_status(const Params& p, int64_t r, bool le
                 (bad_page != 0 ? DSPARK_BAD_PAGE : 0);
 }
 
-// cos and sin of a position's angles, [D / 2] each. Ends with a barrier.
+// cos and sin of a position's angles, [turning / 2] each. Ends with a barrier.
 __device__ __forceinline__ void set_angles(const Args& args, int64_t position, float* cosine,
                                            float* sine) {
-  const int32_t half = args.p.head_dim / 2;
+  const int32_t half = args.turning / 2;
   __syncthreads();  // the angles of the token before have been used
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < half; i += kThreads) {
     const double frequency =
         args.p.rope_inv_freq != nullptr ? args.p.rope_inv_freq[i] : args.inv_freq[i];
     double s, c;
     sin_cos_f64(static_cast<double>(position) * frequency, &s, &c);
-    cosine[i] = static_cast<float>(c);
-    sine[i] = static_cast<float>(s);
+    cosine[i] = static_cast<float>(c * args.amplitude);
+    sine[i] = static_cast<float>(s * args.amplitude);
   }
   __syncthreads();
 }
@@ -191,33 +201,74 @@ __device__ __forceinline__ void move_heads(const Params& p, const void* from, in
   }
 }
 
-// All heads of one token, rotated.
+// Pairs that lie `apart` elements from each other: pieces a and b of a head, turned.
 template <int kElements>
-__device__ __forceinline__ void rotate_heads(const Params& p, const void* from, int64_t offset,
-                                             const float* cosine, const float* sine) {
-  const int32_t half = p.head_dim / 2, pieces = half / kElements;
-  for (int32_t q = static_cast<int32_t>(threadIdx.x); q < p.num_kv_heads * pieces; q += kThreads) {
-    const int64_t h = q / pieces, i = static_cast<int64_t>(q % pieces) * kElements;
-    const auto a = load_piece<kElements>(from, p.dtype, h * p.k_head_stride + i);
-    const auto b = load_piece<kElements>(from, p.dtype, h * p.k_head_stride + i + half);
-    Piece<kElements> low, high;
+__device__ __forceinline__ void turn_apart(const Piece<kElements>& a, const Piece<kElements>& b,
+                                           const float* cosine, const float* sine,
+                                           Piece<kElements>* low, Piece<kElements>* high) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      low.x[e] = a.x[e] * cosine[i + e] - b.x[e] * sine[i + e];
-      high.x[e] = b.x[e] * cosine[i + e] + a.x[e] * sine[i + e];
+  for (int e = 0; e < kElements; ++e) {
+    low->x[e] = a.x[e] * cosine[e] - b.x[e] * sine[e];
+    high->x[e] = b.x[e] * cosine[e] + a.x[e] * sine[e];
+  }
+}
+
+// Pairs side by side in one piece.
+template <int kElements>
+__device__ __forceinline__ Piece<kElements> turn_pairs(const Piece<kElements>& x,
+                                                       const float* cosine, const float* sine) {
+  Piece<kElements> y;
+#pragma unroll
+  for (int e = 0; e + 1 < kElements; e += 2) {
+    y.x[e] = x.x[e] * cosine[e / 2] - x.x[e + 1] * sine[e / 2];
+    y.x[e + 1] = x.x[e + 1] * cosine[e / 2] + x.x[e] * sine[e / 2];
+  }
+  return y;
+}
+
+// All heads of one token, rotated. A unit is a piece that pairs with another one, a piece of whole
+// pairs, or a piece behind the elements that turn.
+template <int kElements>
+__device__ __forceinline__ void rotate_heads(const Args& args, const void* from, int64_t offset,
+                                             const float* cosine, const float* sine) {
+  const Params& p = args.p;
+  const int32_t half = args.turning / 2;
+  const bool together = p.rope_interleaved != 0 && kElements > 1;
+  const int32_t turned = (together ? args.turning : half) / kElements;
+  const int32_t units = turned + (p.head_dim - args.turning) / kElements;
+  const int32_t step = p.rope_interleaved != 0 ? 2 : 1;  // single elements only
+  const int32_t apart = p.rope_interleaved != 0 ? 1 : half;
+  for (int32_t q = static_cast<int32_t>(threadIdx.x); q < p.num_kv_heads * units; q += kThreads) {
+    const int32_t h = q / units, u = q % units;
+    const int64_t source = h * p.k_head_stride, target = offset + h * p.head_stride;
+    const float scale = kv_scale(p.k_scale, p.k_scale_stride, h);
+    if (u >= turned || together) {
+      const int32_t i = u >= turned ? args.turning + (u - turned) * kElements : u * kElements;
+      auto piece = load_piece<kElements>(from, p.dtype, source + i);
+      if constexpr (kElements > 1) {
+        if (u < turned) piece = turn_pairs(piece, cosine + i / 2, sine + i / 2);
+      }
+      store_piece(p.k_cache, p.cache_dtype, target + i, piece, scale);
+      continue;
     }
-    const float scale = kv_scale(p.k_scale, p.k_scale_stride, static_cast<int32_t>(h));
-    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i, low, scale);
-    store_piece(p.k_cache, p.cache_dtype, offset + h * p.head_stride + i + half, high, scale);
+    const int32_t pair = u * kElements;
+    const int64_t i = static_cast<int64_t>(pair) * step;
+    const auto a = load_piece<kElements>(from, p.dtype, source + i);
+    const auto b = load_piece<kElements>(from, p.dtype, source + i + apart);
+    Piece<kElements> low, high;
+    turn_apart(a, b, cosine + pair, sine + pair, &low, &high);
+    store_piece(p.k_cache, p.cache_dtype, target + i, low, scale);
+    store_piece(p.k_cache, p.cache_dtype, target + i + apart, high, scale);
   }
 }
 
 template <int kElements>
-__global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    append_kernel(const __grid_constant__ Args args) {
   DSPARK_DYNAMIC_SHARED(memory);
   const Params& p = args.p;
   float* cosine = reinterpret_cast<float*>(memory);
-  float* sine = cosine + p.head_dim / 2;
+  float* sine = cosine + args.turning / 2;
   const int64_t r = blockIdx.x / args.slices;
   const int32_t slice = static_cast<int32_t>(blockIdx.x) % args.slices;
   Span span;
@@ -232,7 +283,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
     const void* k = advance(p.k, p.dtype, t * p.k_token_stride);
     if (p.rope_theta > 0.0) {
       set_angles(args, position, cosine, sine);
-      rotate_heads<kElements>(p, k, offset, cosine, sine);
+      rotate_heads<kElements>(args, k, offset, cosine, sine);
     } else {
       move_heads<kElements>(p, k, p.k_head_stride, p.k_cache, offset,
                             Scale{p.k_scale, p.k_scale_stride});

@@ -4,17 +4,20 @@
 // commit a round. Logical position p of request r lives in page page_table[r, p / page_size], row
 // p % page_size. Entries past kv_len are dead and may be overwritten.
 //
-// Token i of request r goes to position kv_len[r] + i. A position beyond the page table sets
-// DSPARK_KV_OVERFLOW, a page id outside [0, num_pages) sets DSPARK_BAD_PAGE; that token is not
-// written, the request's other tokens are. A negative kv_len, or bounds that are not
+// Token i of request r goes to position kv_len[r] + i. With num_new only the first num_new[r] rows
+// of a request are appended: a drafter keeps those that the round has committed. A position beyond
+// the page table sets DSPARK_KV_OVERFLOW, a page id outside [0, num_pages) sets DSPARK_BAD_PAGE;
+// that token is not written, the request's other tokens are. A negative kv_len, a num_new outside
+// 0..rows of the request, or bounds that are not
 // 0 <= cu_seqlens[r] <= cu_seqlens[r + 1] <= num_tokens, set DSPARK_BAD_PARAM and nothing of the
 // request is written; so does a scale that is not a positive finite number, for every request. Two
 // requests must not share a page that the append writes to.
 //
-// Rotation is half-split: with a = pos * inv_freq[i] (float64; its cosine and sine are rounded to
-// float32 once), elements i and i + D / 2 become x_i cos a - x_{i+D/2} sin a and
-// x_{i+D/2} cos a + x_i sin a. k is rounded to the cache dtype once, after the rotation. A cache in
-// FP8 E4M3 takes the nearest element to x / scale, saturating at +-448; NaN stays NaN.
+// Rotation of k: with E = rope_dim, a = pos * inv_freq[i] in float64, and c, s the cosine and sine
+// of a times rope_amplitude, rounded to float32 once, the pair (x, y) of elements i and i + E / 2
+// (or 2 i and 2 i + 1 with rope_interleaved) becomes (x c - y s, y c + x s). Elements from E on
+// stay. k is rounded to the cache dtype once, after the rotation. A cache in FP8 E4M3 takes the
+// nearest element to x / scale, saturating at +-448; NaN stays NaN.
 #ifndef DSPARK_PAGED_KV_H_
 #define DSPARK_PAGED_KV_H_
 
@@ -29,7 +32,7 @@ typedef struct dspark_paged_kv_params {
   uint32_t struct_size;       ///< sizeof(dspark_paged_kv_params)
   int32_t num_requests;       ///< R >= 0
   int32_t num_kv_heads;       ///< Hkv >= 1
-  int32_t head_dim;           ///< D >= 1; even with rope
+  int32_t head_dim;           ///< D >= 1
   int32_t page_size;          ///< tokens in a page, >= 1
   int32_t num_pages;          ///< pages in the caches
   int32_t max_pages;          ///< columns of page_table
@@ -56,8 +59,12 @@ typedef struct dspark_paged_kv_params {
   int64_t page_table_stride;  ///< elements between requests
   const int32_t* kv_len;      ///< [R] lengths BEFORE the append
   const int32_t* cu_seqlens;  ///< [R + 1] rows of each request in k and v; device data
-  double rope_theta;          ///< 0 = no rotation; else half-split RoPE on k at its position
-  const double* rope_inv_freq;  ///< [D / 2] radians per position, or NULL: theta^(-2i / D)
+  const int32_t* num_new;     ///< [R] rows of each request to append, or NULL for all
+  double rope_theta;          ///< 0 = no rotation; else RoPE on k at its position
+  const double* rope_inv_freq;  ///< [E / 2] radians per position, or NULL: theta^(-2i / E)
+  double rope_amplitude;        ///< factor of cosine and sine (YaRN's attention factor); 0 = 1
+  int32_t rope_dim;             ///< E, even: leading elements of a head that turn; 0 = head_dim
+  int32_t rope_interleaved;     ///< 1: pairs (2 i, 2 i + 1); 0: pairs (i, i + E / 2)
   int32_t* status;              ///< [R] out: status bits
 } dspark_paged_kv_params;
 
