@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -190,6 +191,7 @@ class Scheduler:
             None if temperature is None else np.array(to_numpy(temperature), dtype=np.float32)
         )
         self._cost = cost
+        self._counts: list[int] = []  # keys of a mapping, rising
         self._skipped, self._patience = 0, probe_every
 
     @property
@@ -201,8 +203,10 @@ class Scheduler:
         """Return the cost table for this many active requests."""
         if not isinstance(self._cost, Mapping):
             return self._cost
-        fitting = [n for n in self._cost if n >= requests]
-        return self._cost[min(fitting) if fitting else max(self._cost)]
+        if len(self._counts) != len(self._cost):
+            self._counts = sorted(self._cost)
+        fitting = min(bisect_left(self._counts, requests), len(self._counts) - 1)
+        return self._cost[self._counts[fitting]]
 
     def max_len(self, state: RoundState) -> NDArray[np.int32]:
         """Cap on the drafts of each slot [R]: one emitted token is the target's own."""

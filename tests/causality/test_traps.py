@@ -87,7 +87,7 @@ def test_l2_equal_seeds(equal: bool, law: list[float]) -> None:
 
 @pytest.mark.parametrize("equal", [False, True])
 def test_l2_in_decode_round(equal: bool) -> None:
-    """The same pair with real random numbers; the two laws are seven deviations apart."""
+    """The same pair with real random numbers; the two laws are five deviations apart."""
     target, drafter = ToyTarget(2), ToyDrafter(2, 2)
     target.table[...], drafter.base[...] = np.log(P[0]), 0.0
     # log-odds of c: slot 1 as below for either anchor, slot 2 by the draft before it
@@ -103,7 +103,7 @@ def test_l2_in_decode_round(equal: bool) -> None:
     # then comes fourth.
     table = dx.CostTable.from_points([2, 3, 4, 5], 1 / np.array([1.0, 1.0, 0.7775, 0.77]))
     scheduler = dx.Scheduler("causal", cost=table, skip=False)
-    count, seen = 400, 0
+    count, seen = 250, 0
     for seed in range(count):
         state = dx.RoundState.create(2, 2, page_size=4, max_len=16)
         for weight, most in ((1.0, 2), (0.85, 1)):
@@ -114,7 +114,7 @@ def test_l2_in_decode_round(equal: bool) -> None:
             state.host.seed[1] = state.host.seed[0]
         dx.prefill(target, state)
         seen += int(dx.decode_round(target, drafter, state, scheduler).tokens[1, 0])
-    assert (seen / count - 0.3 < -4.5 * np.sqrt(0.21 / count)) == equal
+    assert (seen / count - 0.3 < -3.5 * np.sqrt(0.21 / count)) == equal
     assert abs(seen / count - (0.15 if equal else 0.3)) < 4.5 * np.sqrt(0.21 / count)
 
 

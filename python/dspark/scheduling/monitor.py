@@ -276,9 +276,11 @@ class Monitor:
         self.explored += int(np.any(state.host.explored))
         logit = to_numpy(result.draft.confidence_logit)
         flags = known_flags(result.accepted, to_numpy(result.draft.tokens), state.host.stop_ids)
+        members: dict[str, list[int]] = {}
         for r in slots:
-            bucket = self._bucket(state, r)
-            self.record(bucket, logit[r : r + 1], flags[r : r + 1], int(state.host.due[r]))
+            members.setdefault(self._bucket(state, r), []).append(r)
+        for bucket, rows in members.items():
+            self.record(bucket, logit[rows], flags[rows], state.host.due[rows])
         if self.refit_every and self.rounds % self.refit_every == 0:
             self.refit()
 
