@@ -31,6 +31,7 @@ KERNELS = {
     "markov_loop": ["markov_loop"],
     "paged_kv": ["paged_kv_append", "paged_kv_commit"],
     "prefix_scheduler": ["prefix_schedule"],
+    "rejection_sampler": ["rejection_sample"],
 }
 
 

@@ -50,6 +50,10 @@ dspark_status prefix_scheduler_workspace(const dspark_prefix_scheduler_params& p
 dspark_status prefix_scheduler(const dspark_prefix_scheduler_params& p, void* scratch,
                                void* stream);
 
+dspark_status rejection_sampler_workspace(const dspark_rejection_sampler_params& p, size_t* bytes);
+dspark_status rejection_sampler(const dspark_rejection_sampler_params& p, void* scratch,
+                                void* stream);
+
 dspark_status paged_kv_workspace(const dspark_paged_kv_params& p, size_t* bytes);
 dspark_status paged_kv(const dspark_paged_kv_params& p, void* scratch, void* stream);
 dspark_status paged_kv_commit(const dspark_paged_kv_commit_params& p, void* stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/rejection_sampler.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 #include "core/rejection_sampler.h"
 #include "core/sampler.h"
@@ -91,6 +91,12 @@ void dspark::check_rejection_sampler(Problems& problems, const Params* p, int32_
   check_outputs(problems, p);
 }
 
+namespace {
+
+constexpr dspark::Backends<Params> kBackends = DSPARK_BACKENDS(rejection_sampler);
+
+}  // namespace
+
 extern "C" {
 
 dspark_status dspark_rejection_sampler_workspace(dspark_device device, const Params* params,
@@ -98,23 +104,15 @@ dspark_status dspark_rejection_sampler_workspace(dspark_device device, const Par
   dspark::Problems problems("dspark_rejection_sampler_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_cpu_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::rejection_sampler_workspace(*params);
-  return problems.status();
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_rejection_sampler(dspark_device device, const Params* params,
                                        dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_rejection_sampler");
   if (!dspark::check_header(problems, params)) return problems.status();
   dspark::check_rejection_sampler(problems, params, params->vocab_size);
-  dspark::check_cpu_device(problems, device);
-  if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::rejection_sampler_workspace(*params));
-  if (problems.none()) dspark::cpu::rejection_sampler(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 }  // extern "C"

@@ -18,7 +18,7 @@ import dspark_ext as dx
 from dspark_ext.results import Draft, Verification
 
 LEVEL = 1e-6
-EACH = {"cpu": 4000, "simt": 150, "cuda": 4000}  # requests in a group
+EACH = {"cpu": 4000, "simt": 20, "cuda": 4000}  # requests in a group
 CONTROLLED = 2000  # requests that show the fault of a control
 RULES = {"token": 1, "block": 2, "match": 3}
 V = 8

@@ -204,6 +204,55 @@ def paged_kv(requests: int, tokens: int) -> Callable[[], None]:
     return run
 
 
+def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
+    """Every rule, law and processor in one call, divided as the environment says."""
+
+    def run() -> None:
+        rng = np.random.default_rng(6)
+        gamma, vocab = 2, 450
+        rows = requests * (gamma + 1)
+        z = rng.normal(size=(requests, gamma, 200)).astype(np.float32)
+        ids = np.sort(rng.choice(vocab, 200, replace=False))
+        column = rng.integers(0, 200, (requests, gamma, 1))
+        mask = rng.integers(0, 2**32, (rows, -(-vocab // 32)), dtype=np.uint64)
+        arguments: dict[str, Any] = {
+            "target_logits": (rng.normal(size=(rows, vocab + 3)) * 2).astype(np.float16),
+            "draft_tokens": ids[column[..., 0]],
+            "draft_len": gamma,
+            "cu_seqlens": np.arange(requests + 1) * (gamma + 1),
+            "seed": np.arange(requests),
+            "position": 5,
+            "vocab_size": vocab,
+            "rule": np.resize([1, 2, 3, 1, 2, 0], requests),
+            "temperature": np.resize([1.0, 0.7, 1.0, 0.5, 1.0], requests).astype(np.float32),
+            "draft_temperature": np.resize([1.0, 1.0, 1.0, 0.0], requests).astype(np.float32),
+            "top_k": np.resize([0, 0, 20], requests),
+            "top_p": np.resize([1.0, 0.7], requests).astype(np.float32),
+            "token_mask": mask.astype(np.uint32).view(np.int32),
+            "repetition_penalty": 1.2,
+            "anchor": np.arange(requests),
+            "stop_ids": [3, 9],
+            "min_tokens_left": 1,
+            "top_logprobs": 3,
+            "draft_logits": z,
+            "draft_logit": np.take_along_axis(z, column, -1)[..., 0],
+            "draft_lse": np.log(np.exp(z).sum(-1)).astype(np.float32),
+            "draft_to_target": ids,
+        }
+        before = dict(os.environ)
+        os.environ.update({f"DSPARK_REJECTION_SAMPLER_{k}": v for k, v in environment.items()})
+        try:
+            one, two = (dx.rejection_sample(**arguments, backend=b) for b in ("cpu", "simt"))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        for name, value in vars(one).items():
+            if value is not None:
+                np.testing.assert_array_equal(getattr(two, name), value, name)
+
+    return run
+
+
 #: family -> name -> case. The first ones of a family are the quickest.
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "confidence": {"confidence": confidence},
@@ -214,6 +263,11 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "threshold": prefix_schedule("threshold", 7, 5),
         "off": prefix_schedule("off", 7, 5),
         "causal-large": prefix_schedule("causal", 40, 16),
+    },
+    "rejection_sampler": {
+        "alone": rejection_sampler(2, TEAM="1", ROWS="0"),
+        "team": rejection_sampler(5, TEAM="2", ROWS="0"),
+        "all-rows": rejection_sampler(3, TEAM="2", ROWS="1"),
     },
     "markov_loop": {
         "f32": markov_loop(torch.float32, rank=7),

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+
+#include "core/families.h"
+#include "cuda/prim/launch.h"
+#include "cuda/rejection_sampler/kernel.cuh"
+
+namespace dspark::cuda {
+namespace {
+
+using verify::Args;
+using verify::Keep;
+using verify::Phase;
+using verify::Plan;
+using Params = dspark_rejection_sampler_params;
+
+constexpr int kResident = 2;              // CTAs of a multiprocessor (the kernel's launch bounds)
+constexpr int64_t kReserved = 20 * 1024;  // of a CTA: static shared memory, and the system's share
+
+// A number from the environment, for measurements and tests.
+int64_t asked_for(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == 0 ? otherwise : std::strtol(text, nullptr, 10);
+}
+
+int64_t element_bytes(const Params& p) { return p.target_dtype == DSPARK_F32 ? 4 : 2; }
+
+// The largest power of two that fills the device with `work` teams, and leaves no CTA without a
+// segment.
+int32_t team_for(int64_t work, int32_t segments, const prim::DeviceLimits& device) {
+  const int64_t places = int64_t{kResident} * device.multiprocessors;
+  int32_t team = 1;
+  while (team < verify::kMaxTeam && 2 * team * work <= places && 2 * team <= segments) team *= 2;
+  if (device.major < 9) team = 1;
+  const int64_t asked = asked_for("DSPARK_REJECTION_SAMPLER_TEAM", team);
+  const bool can = asked == 1 || (device.major >= 9 && asked > 1 && asked <= verify::kMaxTeam &&
+                                  (asked & (asked - 1)) == 0);
+  return can ? static_cast<int32_t>(asked) : team;
+}
+
+bool processes(const Params& p) {
+  return p.token_mask != nullptr || p.logit_bias != nullptr || p.min_tokens_left != nullptr ||
+         p.repetition_penalty != nullptr || p.presence_penalty != nullptr ||
+         p.frequency_penalty != nullptr || p.top_k != nullptr || p.top_p != nullptr ||
+         p.min_p != nullptr;
+}
+
+// What of a slice fits into shared memory beside a second CTA of the multiprocessor.
+void choose_memory(const Params& p, const prim::DeviceLimits& device, Plan* plan) {
+  const int64_t room = (device.shared_bytes_per_block - 2 * 1024) / kResident - kReserved;
+  const int64_t stats = int64_t{verify::kStats} * plan->slice * int64_t{sizeof(float)};
+  const int64_t ids = int64_t{plan->slice} * kSegment;
+  int64_t used = 0;
+  plan->shared_stats = plan->rows_at_once == 0 && stats <= room ? 1 : 0;
+  used += plan->shared_stats != 0 ? stats : 0;
+  plan->keep = Keep::kNothing;
+  if (plan->shared_stats != 0 && !processes(p) && used + ids * element_bytes(p) <= room) {
+    plan->keep = Keep::kRaw;
+    used += ids * element_bytes(p);
+  } else if (plan->shared_stats != 0 && processes(p) &&
+             used + ids * int64_t{sizeof(float)} <= room) {
+    plan->keep = Keep::kFloat;
+    used += ids * int64_t{sizeof(float)};
+  }
+  plan->shared_bytes = static_cast<int32_t>(used);
+}
+
+Plan plan_for(const Params& p, const prim::DeviceLimits& device) {
+  Plan plan{};
+  plan.segments = (p.vocab_size + kSegment - 1) / kSegment;
+  const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
+  // Teams of four for every row at once: worth it as long as they run together.
+  const bool few = 4 * rows <= int64_t{kResident} * device.multiprocessors;
+  plan.rows_at_once = asked_for("DSPARK_REJECTION_SAMPLER_ROWS", few ? 1 : 0) != 0 ? 1 : 0;
+  plan.team = team_for(plan.rows_at_once != 0 ? rows : p.num_requests, plan.segments, device);
+  plan.slice = (plan.segments + plan.team - 1) / plan.team;
+  plan.prefetch = plan.rows_at_once == 0 && plan.team >= 4 ? 1 : 0;
+  choose_memory(p, device, &plan);
+  return plan;
+}
+
+size_t carve(const Params& p, const Plan& plan, char* base, verify::Work* work) {
+  const size_t rows = static_cast<size_t>(p.num_requests) * static_cast<size_t>(p.gamma + 1);
+  const bool at_once = plan.rows_at_once != 0;
+  const size_t records = at_once ? rows * sizeof(verify::RowRecord) : 0;
+  const size_t first = (records + 255) / 256 * 256;
+  const size_t owners = at_once ? rows : plan.shared_stats != 0 ? 0 : p.num_requests;
+  work->records = at_once ? reinterpret_cast<verify::RowRecord*>(base) : nullptr;
+  work->stats = owners != 0 ? reinterpret_cast<float*>(base + first) : nullptr;
+  return first + owners * verify::kStats * static_cast<size_t>(plan.segments) * sizeof(float);
+}
+
+dspark_status start(const Args& args, Phase phase, int64_t teams, void* stream) {
+  Args call = args;
+  call.phase = phase;
+  prim::LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(teams * call.plan.team));
+  config.block = dim3(verify::kThreads);
+  config.shared_bytes = static_cast<size_t>(call.plan.shared_bytes);
+  config.stream = stream;
+  config.programmatic = phase == Phase::kDecide;
+  config.cluster = call.plan.team > 1 ? static_cast<unsigned>(call.plan.team) : 0;
+  return prim::launch("rejection_sampler", verify::rejection_sampler_kernel, config, call);
+}
+
+}  // namespace
+
+dspark_status rejection_sampler_workspace(const Params& p, size_t* bytes) {
+  prim::DeviceLimits device;
+  const dspark_status limits = prim::device_limits(&device);
+  if (limits.code != DSPARK_OK) return limits;
+  verify::Work unused;
+  Plan plan = plan_for(p, device);
+  *bytes = carve(p, plan, nullptr, &unused);
+  if (plan.rows_at_once == 0) return limits;
+  plan.rows_at_once = plan.shared_stats =
+      0;  // an engine that tells the lse has its rows one by one
+  const size_t other = carve(p, plan, nullptr, &unused);
+  *bytes = other > *bytes ? other : *bytes;
+  return limits;
+}
+
+dspark_status rejection_sampler(const Params& p, void* scratch, void* stream) {
+  if (p.num_requests == 0) return ok_status();
+  prim::DeviceLimits device;
+  dspark_status status = prim::device_limits(&device);
+  if (status.code != DSPARK_OK) return status;
+  Args args{p, plan_for(p, device), {}, Phase::kWhole};
+  if (p.target_lse != nullptr) {  // most rows need not be read at all
+    Plan& plan = args.plan;
+    plan.rows_at_once = 0;
+    plan.team = team_for(p.num_requests, plan.segments, device);
+    plan.slice = (plan.segments + plan.team - 1) / plan.team;
+    choose_memory(p, device, &plan);
+  }
+  carve(p, args.plan, static_cast<char*>(scratch), &args.work);
+  const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
+  if (args.plan.rows_at_once == 0) return start(args, Phase::kWhole, p.num_requests, stream);
+  status = start(args, Phase::kRows, rows, stream);
+  return status.code == DSPARK_OK ? start(args, Phase::kDecide, p.num_requests, stream) : status;
+}
+
+}  // namespace dspark::cuda
