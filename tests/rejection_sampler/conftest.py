@@ -198,7 +198,7 @@ def random_call() -> Callable[[np.random.Generator], Call]:
 
 
 #: Random calls a property is tried on; the emulated kernels take milliseconds a row.
-EXAMPLES = {"reference": 20, "cpu": 80, "simt": 8, "cuda": 80}
+EXAMPLES = {"reference": 20, "cpu": 80, "simt": 4, "cuda": 80}
 
 
 @pytest.fixture

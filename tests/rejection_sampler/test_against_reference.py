@@ -65,7 +65,7 @@ def test_strides_and_kinds_of_arrays_do_not_matter(random_call: Any, seed: int) 
 @pytest.mark.parametrize("level", [1e17, 3e38, np.inf], ids=str)
 def test_huge_logits_keep_their_shares(backend: str, level: float) -> None:
     """Ids tied at the top share it, however large it is: four at +inf have p = 1/4 each."""
-    requests = 300
+    requests = 60 if backend == "simt" else 300
     logits = np.zeros((2 * requests, 8), np.float32)
     logits[:, :4] = level
     call = {
@@ -81,7 +81,8 @@ def test_huge_logits_keep_their_shares(backend: str, level: float) -> None:
     want = dx.rejection_sample(logits, drafts, **call, backend="reference")
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.accepted, want.accepted)
-    assert 40 < got.num_accepted.sum() < 110  # 75 expected, 4.7 standard deviations
+    spread = 4.7 * (requests * 3 / 16) ** 0.5
+    assert abs(got.num_accepted.sum() - requests / 4) < spread
     emitted = got.tokens >= 0
     for field in (got.logprob, got.logprob_raw):
         np.testing.assert_allclose(field[emitted], np.log(0.25), rtol=1e-6)
