@@ -52,7 +52,7 @@ def told(call: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_same_decisions(backend: str, seed: int) -> None:
     call = batch(seed)

@@ -46,7 +46,7 @@ def batch(rng: np.random.Generator, dtype: Any = np.float32) -> tuple[dict[str, 
     return call, (ids.astype(np.int32), logits), full
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32 - 1), half=st.booleans(), padding=st.integers(0, 3))
 def test_a_list_decides_like_the_full_row(
     backend: str, seed: int, half: bool, padding: int
