@@ -78,7 +78,8 @@ report() {
   printf '%s: %d s\n' "$results/gpu_check.json" "$SECONDS"
 }
 
-parts=(build wrappers conformance kernels constants markov_loop rejection_sampler sanitizer)
+parts=(build wrappers conformance kernels constants markov_loop rejection_sampler verify_attention
+  sanitizer)
 why=
 query=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
 gpu=${query%,*}
@@ -133,6 +134,8 @@ part markov_loop 150 "$python" "$root/bench/bench_markov_loop.py" --device cuda 
   --save "$results/markov_loop_cuda.json"
 part rejection_sampler 90 "$python" "$root/bench/bench_rejection_sampler.py" --device cuda \
   --limit 60 --check --save "$results/rejection_sampler_cuda.json"
+part verify_attention 90 "$python" "$root/bench/bench_verify_attention.py" --device cuda \
+  --limit 60 --check --save "$results/verify_attention_cuda.json"
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do
     part "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \

@@ -14,7 +14,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu_check.sh"
 PARTS = ["build", "wrappers", "conformance", "kernels", "constants", "markov_loop"]
-PARTS += ["rejection_sampler", "sanitizer"]
+PARTS += ["rejection_sampler", "verify_attention", "sanitizer"]
 
 
 def run(tools: Path, results: Path, **variables: str) -> tuple[int, str, dict[str, Any]]:
