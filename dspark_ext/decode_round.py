@@ -392,8 +392,8 @@ def _confidence(
 
 
 def _known_rows(found: Confidence, state: RoundState) -> Confidence:
-    """Zeros for active slots that did not draft: the operator leaves their rows as they were."""
-    idle = np.flatnonzero((state.host.drafting == 0) & (state.host.active != 0))
+    """Zeros for slots without a draft: the operator leaves their rows as the memory was."""
+    idle = np.flatnonzero(state.host.drafting == 0)
     for part in (found.conditional, found.survival) if idle.size else ():
         part[idle] = 0
     return found

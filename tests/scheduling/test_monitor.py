@@ -14,7 +14,8 @@ import pytest
 import dspark_ext as dx
 from dspark.engine import Engine
 from dspark.scheduling import calibration as cal
-from dspark.scheduling.monitor import Monitor, bucket_of, known_flags
+from dspark.scheduling.gaps import known_flags
+from dspark.scheduling.monitor import Monitor, bucket_of
 from dspark_ext.toy import ToyDrafter, ToyTarget
 
 GAMMA = 2

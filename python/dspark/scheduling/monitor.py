@@ -32,8 +32,7 @@ in either outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -44,16 +43,15 @@ from dspark.scheduling.calibration import (
     BINS,
     GRID,
     Calibration,
-    Reliability,
-    _bin,
     _conditional,
     _ece,
     _ordered,
 )
+from dspark.scheduling.gaps import PositionReport, Usual, gap_of, known_flags
 from dspark_ext._arrays import Checker, to_numpy
 from dspark_ext.sampling import RULES
 
-__all__ = ["Gap", "Monitor", "PositionReport", "bucket_of"]
+__all__ = ["Monitor", "bucket_of"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -72,72 +70,6 @@ def bucket_of(rule: int | str, temperature: float) -> str:
         return "greedy"
     name = rule if isinstance(rule, str) else _NAMES[int(rule)]
     return f"{name}@{max(0.25, round(4 * float(temperature)) / 4):g}"
-
-
-@dataclass(frozen=True)
-class Usual:
-    """What was left over when the temperatures in use were fitted."""
-
-    gap: float  # mean label less mean prediction
-    ece: float
-
-    @classmethod
-    def of(cls, reports: Sequence[Reliability], k: int) -> Usual | None:
-        """Of position k + 1; ``None`` where nothing was measured."""
-        if k >= len(reports) or not reports[k].count:
-            return None
-        return cls(reports[k].label_mean - reports[k].prediction_mean, reports[k].ece)
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Predictions of one kind beside their labels."""
-
-    count: int
-    prediction: float  # mean; NaN without labels
-    label: float
-    sigma: float  # standard error of the difference of the means if the predictions are right
-    ece: float
-    ece_noise: float  # what right predictions would show on as many labels, on average
-    ece_sigma: float  # and the standard deviation of that
-
-    def exceeds(self, least: float, sigmas: float, usual: Usual | None = None) -> bool:
-        """Whether means or ECE have moved by more than ``least`` and than what chance explains."""
-        was = Usual(0.0, 0.0) if usual is None else usual
-        moved = abs(self.label - self.prediction - was.gap)
-        excess = self.ece - self.ece_noise - was.ece
-        means = moved > least and moved > sigmas * self.sigma
-        return bool(means or (excess > least and excess > sigmas * self.ece_sigma))
-
-
-def _gap(prediction: F64, label: F64) -> Gap:
-    n = prediction.size
-    if not n:
-        return Gap(0, *[math.nan] * 6)
-    spread = prediction * (1 - prediction)
-    bins = np.bincount(_bin(prediction, BINS), weights=spread, minlength=BINS)
-    return Gap(
-        count=int(n),
-        prediction=float(prediction.mean()),
-        label=float(label.mean()),
-        sigma=float(np.sqrt(spread.sum()) / n),
-        ece=_ece(prediction, label, BINS),
-        # A bin's sum of errors is close to normal: E|x| = sigma sqrt(2 / pi).
-        ece_noise=float(np.sqrt(bins * 2 / np.pi).sum() / n),
-        ece_sigma=float(np.sqrt(bins.sum() * (1 - 2 / np.pi)) / n),
-    )
-
-
-@dataclass(frozen=True)
-class PositionReport:
-    """What is known of one position of a bucket."""
-
-    position: int  # from 1
-    scheduled: int  # rounds in which it was verified
-    conditional: Gap  # of c_k, at scheduled drafts
-    survival: Gap  # of a_k, where the draft was due
-    fitted_ece: float | None  # of a_k, when the temperatures in use were fitted
-    drift: bool
 
 
 class _Window:
@@ -326,8 +258,8 @@ class Monitor:
             rows = []
             for k in range(self.gamma):
                 known, due = ~np.isnan(label[:, k]), ~np.isnan(alive[:, k])
-                conditional = _gap(c[known, k], label[known, k])
-                survival = _gap(a[due, k], alive[due, k])
+                conditional = gap_of(c[known, k], label[known, k])
+                survival = gap_of(a[due, k], alive[due, k])
                 usual = self._usual_of(bucket, k)
                 drift = any(
                     g.count >= self.min_rounds and g.exceeds(self.drift, self.sigmas, u)
@@ -420,7 +352,7 @@ class Monitor:
         for k in range(self.gamma):
             found: list[Usual | None] = []
             for x, y in ((c[:, k], label[:, k]), (np.prod(c[:, : k + 1], axis=1), alive[:, k])):
-                gap = _gap(x[~np.isnan(y)], y[~np.isnan(y)])
+                gap = gap_of(x[~np.isnan(y)], y[~np.isnan(y)])
                 enough = gap.count >= self.min_rounds
                 left = max(0.0, gap.ece - gap.ece_noise)
                 found.append(Usual(gap.label - gap.prediction, left) if enough else None)
@@ -433,22 +365,6 @@ class Monitor:
         if self.calibration is None:
             return None, None
         return Usual.of(self.calibration.conditional, k), Usual.of(self.calibration.after, k)
-
-
-def known_flags(
-    accepted: NDArray[Any], drafts: NDArray[Any], stop_ids: NDArray[Any]
-) -> NDArray[np.int8]:
-    """Flags (R, gamma) with everything behind a drafted stop id unknown (-2), in both outcomes.
-
-    Examples
-    --------
-    >>> known_flags(np.array([[0, -1], [1, -2]]), np.array([[7, 1], [7, 1]]), np.array([[7]] * 2))
-    array([[ 0, -2],
-           [ 1, -2]], dtype=int8)
-    """
-    stops = (drafts[:, :, None] == stop_ids[:, None, :]) & (stop_ids[:, None, :] >= 0)
-    behind = np.cumsum(stops.any(axis=2), axis=1) - stops.any(axis=2) > 0
-    return np.where(behind, -2, accepted).astype(np.int8)
 
 
 def _least(head: F64, z: F64, label: F64) -> float:
