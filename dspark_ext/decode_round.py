@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark_ext._arrays import ArgumentError, Checker, to_numpy
+from dspark_ext._arrays import ArgumentError, Checker, on_device, to_numpy
 from dspark_ext.interfaces import Drafter, DraftHead, NewFeatures, Target
 from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.markov_loop import markov_loop
@@ -99,7 +99,7 @@ def decode_round(
         the batch and is rejected by p(x) = 0; nothing may shorten a prefix by its value.
     rollback : callable, optional
         ``rollback(num_emitted)`` after the commit, for model state that is not a KV cache.
-    backend : {None, "cpu", "reference"}
+    backend : {None, "cpu", "reference", "simt"}
         Forces the operators' backend.
 
     Returns
@@ -205,7 +205,7 @@ def prefill(
         Slots to prefill; all waiting ones when absent.
     keep_features : bool
         Hand the features to the drafter's next call. Plain decoding switches it off.
-    backend : {None, "cpu", "reference"}
+    backend : {None, "cpu", "reference", "simt"}
         Forces the operators' backend.
 
     Returns
@@ -321,6 +321,8 @@ def _draft_block(drafter: Drafter, state: RoundState, backend: str | None) -> Dr
     check.done()
     head: DraftHead = drafter.head
     host = state.host
+    # The kernels draw from the full law: a truncated target then refuses some more drafts.
+    full = backend in ("cuda", "simt") or (backend is None and on_device(base))
     return markov_loop(
         base,
         head.w1,
@@ -336,8 +338,8 @@ def _draft_block(drafter: Drafter, state: RoundState, backend: str | None) -> Dr
         confidence_weight=head.confidence_weight,
         confidence_bias=head.confidence_bias if head.confidence_weight is not None else None,
         w2_scale=head.w2_scale,
-        top_k=host.top_k if np.any(host.top_k) else None,
-        top_p=host.top_p if np.any(host.top_p < 1) else None,
+        top_k=host.top_k if np.any(host.top_k) and not full else None,
+        top_p=host.top_p if np.any(host.top_p < 1) and not full else None,
         draft_to_target=head.draft_to_target,
         active=host.active,
         topk_support=head.topk_support,
