@@ -52,15 +52,6 @@ DSPARK_HD float max_f32(float a, float b) {
 #endif
 }
 
-/// The smaller one of two that are no NaN.
-DSPARK_HD float min_f32(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return fminf(a, b);
-#else
-  return a < b ? a : b;
-#endif
-}
-
 /// e^x for x <= 88. Branch-free, so that a plain loop over it vectorises. -inf gives 0; the
 /// caller keeps NaN out.
 DSPARK_HD float exp_f32(float x) {

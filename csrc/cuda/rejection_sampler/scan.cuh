@@ -44,15 +44,29 @@ struct BatchNumbers {
   float sum;
 };
 
-/// Maxima and weight sums of a batch.
-__device__ __forceinline__ BatchNumbers weigh_batch(const float (&z)[4 * kBatch], float scale) {
-  float x[kBatch];
+__device__ __forceinline__ void clean_batch(float (&z)[4 * kBatch], float largest) {
 #pragma unroll
-  for (int j = 0; j < kBatch; ++j) {
-    x[j] = max_f32(max_f32(z[4 * j], z[4 * j + 1]), max_f32(z[4 * j + 2], z[4 * j + 3]));
-  }
+  for (int e = 0; e < 4 * kBatch; ++e) z[e] = clean_logit(z[e], largest);
+}
+
+/// Maxima and weight sums of a batch. A NaN in it weighs nothing, and +inf, which hardly ever comes,
+/// is looked for in the maxima alone.
+__device__ __forceinline__ BatchNumbers weigh_batch(float (&z)[4 * kBatch], float scale,
+                                                    float largest) {
+  float x[kBatch];
   BatchNumbers n;
-  n.max = reduce_four(x, MaxOf{}) + 0.0f;  // +0 and -0 are equal logits: keep one of them
+#pragma unroll 1
+  for (;;) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      x[j] = max_f32(z[4 * j], kMinusInf);
+#pragma unroll
+      for (int q = 1; q < 4; ++q) x[j] = max_f32(z[4 * j + q], x[j]);
+    }
+    n.max = reduce_four(x, MaxOf{}) + 0.0f;  // +0 and -0 are equal logits: keep one of them
+    if (__any_sync(~0u, n.max > largest) == 0) break;
+    clean_batch(z, largest);
+  }
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const float m = __shfl_sync(~0u, n.max, 8 * j);
@@ -84,7 +98,9 @@ __device__ __forceinline__ Tops scan_slice(const Row& row) {
   const RowLaw& law = row.law;
   const float scale = weight_scale(law.temperature), one = weight_scale(1.0f);
   const float largest = largest_finite(law.dtype);
+  const float beyond = processed(law) ? largest_finite(DSPARK_F32) : largest;
   const bool changed = processed(law), raw = raw_differs(law);
+  const bool keeps = row.kept != nullptr && row.keep == Keep::kFloat;
   bool nan = false;
   Tops tops{};
   int32_t s = row.first + warp_id() * kBatch;
@@ -100,12 +116,13 @@ __device__ __forceinline__ Tops scan_slice(const Row& row) {
     for (int e = 0; e < 4 * kBatch; ++e) {
       const float x = float_from_bits(b.bits[e / 4][e % 4]);
       nan |= x != x;
-      z[e] = min_f32(max_f32(x, kMinusInf), largest);
+      z[e] = x;
     }
+    if (changed || keeps) clean_batch(z, largest);
     const int32_t mine = s + lane_id() / 8 - row.first;
     const bool writes = lane_id() % 8 == 0 && mine < row.end - row.first;
     if (raw) {
-      const BatchNumbers n = weigh_batch(z, one);
+      const BatchNumbers n = weigh_batch(z, one, largest);
       if (writes) {
         row.stats.raw_max[mine] = n.max;
         row.stats.raw_sum[mine] = n.sum;
@@ -113,12 +130,12 @@ __device__ __forceinline__ Tops scan_slice(const Row& row) {
       tops.raw = ordered_f32(n.max) > tops.raw && writes ? ordered_f32(n.max) : tops.raw;
       if (changed) process_ids(law, id_of(s, 0), z, &nan);
     }
-    if (row.kept != nullptr && row.keep == Keep::kFloat) {
+    if (keeps) {
 #pragma unroll
       for (int e = 0; e < 4 * kBatch; ++e) b.bits[e / 4][e % 4] = bits_f32(z[e]);
       keep_batch(row, s, b);
     }
-    const BatchNumbers n = weigh_batch(z, scale);
+    const BatchNumbers n = weigh_batch(z, scale, beyond);
     if (!writes) continue;
     row.stats.max[mine] = n.max;
     row.stats.sum[mine] = n.sum;
