@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floors and predictions of the Markov loop on a GPU: every constant named, every formula visible.
+"""Floors and predictions of the kernels on a GPU: every constant named, every formula visible.
 
     python bench/lib/roofline.py        the tables for an H200
 
@@ -27,7 +27,9 @@ __all__ = [
     "step",
     "stock",
     "support_floor",
+    "verification",
     "verification_floor",
+    "visited",
 ]
 
 
@@ -51,6 +53,8 @@ class Device:
     special: float = 16.0  # exp2 or log2 a clock and multiprocessor; data sheet
     lanes: float = 128.0  # fp32 operations a clock and multiprocessor; data sheet
     exchange: float = 1.2e-6  # one grid-wide maximum, and W1's row from L2; assumed
+    cluster: float = 0.6e-6  # a reduction over the CTAs of a cluster; assumed
+    latency: float = 0.8e-6  # the first bytes of a pass out of memory, or out of L2 twice; assumed
     launch: float = 1.0e-6  # a kernel node of a graph that does next to nothing; assumed
     kernel: float = 1.5e-6  # the shortest kernel of a graph that does something; assumed
 
@@ -68,6 +72,12 @@ BOXES = ((1, 13), (16, 12), (32, 10), (64, 9), (128, 7))
 BUILT_OPERATIONS = 35
 BUILT_REQUESTS = 128  # of one launch
 OVERLAP_REQUESTS = 33  # from here on the epilogue runs beside the products of the next tile
+# Verification as it was built (csrc/cuda/rejection_sampler): instructions a logit and lane of the
+# pass over a row of bf16, read off the machine code for sm_90a, and what a temperature adds.
+VERIFY_OPERATIONS = 23
+VERIFY_OPERATIONS_T = 16
+VERIFY_RESIDENT = 2  # CTAs of a multiprocessor
+VERIFY_TEAM = 8  # CTAs of a request at most
 STOCK_KERNELS = 9  # of a step of the composed chain: embed, product, add, noise, argmax, copies
 STOCK_PASSES = 4  # over [R, V] of 16 bits: bias written, U read, sum written, sum read
 
@@ -243,6 +253,49 @@ def verification_floor(rows: int, vocab: int, width: int = 2, device: Device = H
     return rows * vocab * width / device.memory
 
 
+def visited(gamma: int = 7, accepted: float = 0.75) -> float:
+    """Return the rows that rule ``token`` visits on average when drafts are accepted so often."""
+    return (1 - accepted ** (gamma + 1)) / (1 - accepted)
+
+
+def verification(
+    requests: int,
+    vocab: int,
+    *,
+    gamma: int = 7,
+    rows: float | None = None,
+    width: int = 2,
+    sampled: bool = False,
+    device: Device = H200,
+) -> float:
+    """Return the seconds that the verification in the tree should take, without a stored law.
+
+    ``rows`` a request are visited (default: :func:`visited`); ``sampled`` is a temperature other
+    than 1. Few requests have all of their rows scanned at once, and then decided by a second launch
+    that starts early; others walk row by row, with two reductions over the team a row, of which the
+    other CTA of a multiprocessor hides half.
+    """
+    every = requests * (gamma + 1)
+    places = VERIFY_RESIDENT * device.multiprocessors
+    at_once = 4 * every <= places
+    count = every if at_once else requests
+    team = 1
+    while team < VERIFY_TEAM and 2 * team * count <= places:
+        team *= 2
+    lanes = min(count * team, device.multiprocessors) * device.lanes * device.clock
+    scanned = every if at_once else requests * (visited(gamma) if rows is None else rows)
+    operations = VERIFY_OPERATIONS + (VERIFY_OPERATIONS_T if sampled else 0)
+    pass_over = max(
+        verification_floor(scanned, vocab, width, device),
+        scanned * vocab * operations / lanes,
+    )
+    draw = device.cluster + 2 * device.latency  # keys, then the winner's logits and the results
+    if at_once:  # the edge between the launches is half a launch
+        return 1.5 * device.launch + device.latency + pass_over + 2 * device.cluster + draw
+    reductions = 2 * device.cluster * scanned / requests / VERIFY_RESIDENT
+    return device.launch + device.latency + pass_over + reductions + draw
+
+
 def stock(
     requests: int, vocab: int, *, gamma: int = 7, rank: int = 256, device: Device = H200
 ) -> float:
@@ -271,6 +324,12 @@ def main() -> None:
         u, once = 2.0 * r * v / H200.memory, w2_bytes(v) / H200.memory
         cells = [products, u, t.special, t.alu, once, w2, t.bound + H200.exchange]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:8.2f}" for x in cells))
+    print("\nverification, gamma = 7, bf16, microseconds")
+    print("   R       V  all rows once  visited once  built T = 1  built T = 0.7")
+    for r, v in shapes:
+        once = [verification_floor(r * n, v) for n in (8, visited())]
+        cells = [*once, verification(r, v), verification(r, v, sampled=True)]
+        print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:10.1f}" for x in cells))
     print("\ngamma = 7, microseconds")
     print("   R       V     floor  design bf16  built bf16  design 8 bit  chain in a graph")
     for r, v in shapes:

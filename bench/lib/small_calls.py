@@ -62,6 +62,36 @@ def int8(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"w2": (w2 / scale[:, None]).round().to(torch.int8), "w2_scale": scale}
 
 
+def verifications(device: str) -> list[dict[str, Any]]:
+    """Arguments of rejection_sample: plain, truncated, lists; each rule in one batch."""
+    generator = torch.Generator(device).manual_seed(3)
+    rows = torch.randn(R * (GAMMA + 1), PADDED, generator=generator, device=device).bfloat16()
+    law = torch.randn(R, GAMMA, V, generator=generator, device=device)
+    drafts = law.argmax(-1).int()
+    rule = torch.tensor([1, 2, 3], dtype=torch.int32, device=device)
+    plain = {
+        "target_logits": rows,
+        "draft_tokens": drafts,
+        "draft_len": torch.full((R,), GAMMA, dtype=torch.int32, device=device),
+        "cu_seqlens": torch.arange(R + 1, dtype=torch.int32, device=device) * (GAMMA + 1),
+        "seed": torch.arange(R, device=device),
+        "position": torch.arange(R, device=device),
+        "temperature": torch.tensor([1.0, 0.7, 1.3], device=device),
+        "rule": rule,
+        "vocab_size": V,
+        "draft_logits": law,
+        "draft_logit": law.gather(-1, drafts.long()[..., None])[..., 0],
+        "draft_lse": law.logsumexp(-1),
+    }
+    cut = {
+        "top_k": torch.tensor([0, 30, 5], dtype=torch.int32, device=device),
+        "top_p": torch.tensor([0.9, 1.0, 0.5], device=device),
+        "repetition_penalty": torch.tensor([1.0, 1.2, 1.0], device=device),
+        "top_logprobs": 5,
+    }
+    return [plain, plain | cut]
+
+
 def main() -> None:
     """Call each; a request that the backend does not serve is named."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,7 +109,10 @@ def main() -> None:
         assert bool((draft.tokens[:2] >= 0).all()) and bool((draft.tokens[:2] < V).all())
         if draft.confidence_logit is not None:
             dx.confidence(draft.confidence_logit[:2].contiguous())
-    print(f"{served} calls of markov_loop on {device}")
+    for given in verifications(device):
+        tokens = dx.rejection_sample(**given).tokens[:, 0]
+        assert bool((tokens >= 0).all()) and bool((tokens < V).all())
+    print(f"{served} calls of markov_loop on {device}, 2 of rejection_sample")
 
 
 if __name__ == "__main__":

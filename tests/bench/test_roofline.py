@@ -131,3 +131,21 @@ def test_the_table_of_the_documentation_is_the_model() -> None:
         for seconds, cell in zip(model, cells.split(" | "), strict=True):
             digits = len(cell.partition(".")[2])
             assert f"{1e6 * seconds:.{digits}f}" == cell, (r, v, cell)
+
+
+def test_the_table_of_verification_is_the_model() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "rejection_sampler.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d,]+) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) >= 8
+    for requests, vocab, cells in rows:
+        r, v = int(requests), int(vocab.replace(",", ""))
+        model = [
+            roofline.verification_floor(8 * r, v),
+            roofline.verification_floor(r * roofline.visited(), v),
+            roofline.verification(r, v),
+            roofline.verification(r, v, sampled=True),
+            roofline.verification(r, v, rows=8),
+        ]
+        assert [f"{1e6 * seconds:.1f}" for seconds in model] == cells.split(" | "), (r, v)
+        assert model[1] < model[2] < model[3]

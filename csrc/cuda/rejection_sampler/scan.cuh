@@ -49,8 +49,8 @@ __device__ __forceinline__ void clean_batch(float (&z)[4 * kBatch], float larges
   for (int e = 0; e < 4 * kBatch; ++e) z[e] = clean_logit(z[e], largest);
 }
 
-/// Maxima and weight sums of a batch. A NaN in it weighs nothing, and +inf, which hardly ever comes,
-/// is looked for in the maxima alone.
+/// Maxima and weight sums of a batch. A NaN in it weighs nothing, and +inf, which hardly ever
+/// comes, is looked for in the maxima alone.
 __device__ __forceinline__ BatchNumbers weigh_batch(float (&z)[4 * kBatch], float scale,
                                                     float largest) {
   float x[kBatch];
