@@ -73,6 +73,74 @@ DSPARK_LANES Vec vec_mul_add(float w, Vec x, Vec sum) {
 #endif
 }
 
+// Elements of a row as floats: one, or a vector of them.
+struct LoadF32 {
+  float operator()(const void* row, int i) const { return static_cast<const float*>(row)[i]; }
+  Vec vec(const void* row, int i) const { return vec_load(static_cast<const float*>(row) + i); }
+};
+
+template <class Load>
+DSPARK_LANES Vec vec_of(const Load& load, const void* row, int i) {
+  alignas(64) float x[kLanes];
+#pragma omp simd
+  for (int l = 0; l < kLanes; ++l) x[l] = load(row, i + l);
+  return *reinterpret_cast<const Vec*>(x);
+}
+
+struct LoadBf16 {
+  float operator()(const void* row, int i) const {
+    return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
+  }
+  Vec vec(const void* row, int i) const { return vec_of(*this, row, i); }
+};
+
+struct LoadF16 {
+  float operator()(const void* row, int i) const {
+    return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
+  }
+  Vec vec(const void* row, int i) const {
+#if defined(__AVX512F__)
+    const auto* h = static_cast<const uint16_t*>(row) + i;
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(h)));
+#elif defined(__AVX2__) && defined(__F16C__)
+    const auto* h = static_cast<const uint16_t*>(row) + i;
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(h)));
+#else
+    return vec_of(*this, row, i);
+#endif
+  }
+};
+
+// E4M3 is binary16 without its three lowest exponents: the byte, sign apart, moved up by 7 bits is
+// a binary16 of 2^-8 times the value, subnormal ones included. Only NaN looks like 480 then.
+struct LoadF8 {
+  float operator()(const void* row, int i) const {
+    return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
+  }
+  Vec vec(const void* row, int i) const {
+#if defined(__AVX512BW__)
+    const auto* b = static_cast<const uint8_t*>(row) + i;
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const __m256i half = _mm256_and_si256(moved, _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+    const __m512 x = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(480.0f), _CMP_EQ_OQ);
+    return _mm512_mask_blend_ps(nan, x, _mm512_set1_ps(__builtin_nanf("")));
+#elif defined(__AVX2__) && defined(__F16C__)
+    const auto* b = static_cast<const uint8_t*>(row) + i;
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b));
+    const __m128i moved = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    const __m128i half = _mm_and_si128(moved, _mm_set1_epi16(static_cast<int16_t>(0xbfff)));
+    const __m256 x = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
+    const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    const __m256 nan = _mm256_cmp_ps(size, _mm256_set1_ps(480.0f), _CMP_EQ_OQ);
+    return _mm256_or_ps(x, nan);
+#else
+    return vec_of(*this, row, i);
+#endif
+  }
+};
+
 #if defined(__GNUC__) && !defined(__clang__)
 using Lane __attribute__((vector_size(4 * kLanes))) = int;
 
@@ -129,8 +197,7 @@ static inline __attribute__((always_inline)) void transpose_tile(float* to, cons
   alignas(64) float v[kLanes][kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
-#pragma omp simd
-    for (int l = 0; l < kLanes; ++l) v[i][l] = load(rows[i], c + l);
+    *reinterpret_cast<Vec*>(v[i]) = load.vec(rows[i], c);
   }
   transpose_square(v);
 #pragma GCC unroll 16
@@ -174,22 +241,15 @@ static void transpose(float* panels, const void* const* rows, int32_t dtype, int
   for (int n = begin / kLanes * kLanes; n < end; n += kLanes) {
     float* to = panels + n / kPanel * kPanel * d + n % kPanel;
     if (dtype == DSPARK_F32) {
-      transpose_rows(to, rows + n, 0, d,
-                     [](const void* row, int i) { return static_cast<const float*>(row)[i]; });
+      transpose_rows(to, rows + n, 0, d, LoadF32());
     } else if (dtype == DSPARK_BF16) {
       int c = 0;
       for (; c + 2 * kLanes <= d; c += 2 * kLanes) transpose_pairs(to, rows + n, c);
-      transpose_rows(to, rows + n, c, d, [](const void* row, int i) {
-        return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
-      });
+      transpose_rows(to, rows + n, c, d, LoadBf16());
     } else if (dtype == DSPARK_F8_E4M3) {
-      transpose_rows(to, rows + n, 0, d, [](const void* row, int i) {
-        return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
-      });
+      transpose_rows(to, rows + n, 0, d, LoadF8());
     } else {
-      transpose_rows(to, rows + n, 0, d, [](const void* row, int i) {
-        return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
-      });
+      transpose_rows(to, rows + n, 0, d, LoadF16());
     }
   }
 }
@@ -470,8 +530,8 @@ static inline __attribute__((always_inline)) void widen_to_panels(float* panels,
     float* to = panels + n * kPanel;
     int c = 0;
     for (; c + kPanel <= d; c += kPanel, to += kBlock * kPanel) {
-#pragma omp simd
-      for (int l = 0; l < kPanel; ++l) to[l] = load(row, c + l);
+      vec_store(to, load.vec(row, c));
+      vec_store(to + kLanes, load.vec(row, c + kLanes));
     }
     if (c == d) continue;
     for (int l = 0; l < kPanel; ++l) to[l] = c + l < d ? load(row, c + l) : 0.0f;
@@ -482,20 +542,13 @@ static inline __attribute__((always_inline)) void widen_to_panels(float* panels,
 static void widen_panels(float* panels, const void* const* rows, int32_t dtype, int begin, int end,
                          int d) {
   if (dtype == DSPARK_F32) {
-    widen_to_panels(panels, rows, begin, end, d,
-                    [](const void* row, int i) { return static_cast<const float*>(row)[i]; });
+    widen_to_panels(panels, rows, begin, end, d, LoadF32());
   } else if (dtype == DSPARK_BF16) {
-    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
-      return bf16_to_f32(static_cast<const uint16_t*>(row)[i]);
-    });
+    widen_to_panels(panels, rows, begin, end, d, LoadBf16());
   } else if (dtype == DSPARK_F8_E4M3) {
-    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
-      return f8_to_f32(static_cast<const uint8_t*>(row)[i]);
-    });
+    widen_to_panels(panels, rows, begin, end, d, LoadF8());
   } else {
-    widen_to_panels(panels, rows, begin, end, d, [](const void* row, int i) {
-      return f16_to_f32(static_cast<const uint16_t*>(row)[i]);
-    });
+    widen_to_panels(panels, rows, begin, end, d, LoadF16());
   }
 }
 
