@@ -38,9 +38,8 @@ def info() -> dict[str, Any]:
 
     Notes
     -----
-    No context is created on a device, and torch is not imported. The operators have no CUDA
-    kernels in this release: ``cuda`` is about the build and the machine, ``backends`` about the
-    operators.
+    No context is created on a device, and torch is not imported. ``cuda`` is about the build and
+    the machine, ``backends`` about the operators.
 
     Examples
     --------
@@ -105,8 +104,6 @@ def format_info(answer: dict[str, Any]) -> str:
             f"device {device['index']}  {device['name']}, compute capability {major}.{minor}, "
             f"{device['num_multiprocessors']} multiprocessors, {gib:.0f} GiB"
         )
-    if cuda["usable"]:
-        lines.append("          no CUDA kernels yet: verify_attention, rejection_sampler")
-    else:
+    if not cuda["usable"]:
         lines.append(f"cuda off  {cuda['reason']}")
     return "\n".join(lines)

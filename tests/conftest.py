@@ -32,6 +32,7 @@ KERNELS = {
     "paged_kv": ["paged_kv_append", "paged_kv_commit"],
     "prefix_scheduler": ["prefix_schedule"],
     "rejection_sampler": ["rejection_sample"],
+    "verify_attention": ["verify_attention"],
 }
 
 

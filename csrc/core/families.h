@@ -58,6 +58,10 @@ dspark_status paged_kv_workspace(const dspark_paged_kv_params& p, size_t* bytes)
 dspark_status paged_kv(const dspark_paged_kv_params& p, void* scratch, void* stream);
 dspark_status paged_kv_commit(const dspark_paged_kv_commit_params& p, void* stream);
 
+dspark_status verify_attention_workspace(const dspark_verify_attention_params& p, size_t* bytes);
+dspark_status verify_attention(const dspark_verify_attention_params& p, void* scratch,
+                               void* stream);
+
 }  // namespace dspark::cuda
 
 #endif  // DSPARK_CORE_FAMILIES_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/verify_attention.h"
 
-#include "core/checks.h"
+#include "core/dispatch.h"
 #include "core/families.h"
 #include "core/work_plan.h"
 
@@ -58,6 +58,9 @@ void check_pointers(dspark::Problems& problems, const dspark_verify_attention_pa
   dspark::check_pointer(problems, "v_cache", p->v_cache);
 }
 
+constexpr dspark::Backends<dspark_verify_attention_params> kBackends =
+    DSPARK_BACKENDS(verify_attention);
+
 }  // namespace
 
 extern "C" {
@@ -68,25 +71,17 @@ dspark_status dspark_verify_attention_workspace(dspark_device device,
   dspark::Problems problems("dspark_verify_attention_workspace");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
-  dspark::check_cpu_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::verify_attention_workspace(*params);
-  return problems.status();
+  return dspark::finish_workspace(problems, kBackends, device, *params, bytes);
 }
 
 dspark_status dspark_verify_attention(dspark_device device,
                                       const dspark_verify_attention_params* params,
                                       dspark_workspace workspace, void* stream) {
-  (void)stream;
   dspark::Problems problems("dspark_verify_attention");
   if (!dspark::check_header(problems, params)) return problems.status();
   check_sizes(problems, params);
   check_pointers(problems, params);
-  dspark::check_cpu_device(problems, device);
-  if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::verify_attention_workspace(*params));
-  if (problems.none()) dspark::cpu::verify_attention(*params, workspace.data);
-  return problems.status();
+  return dspark::finish_call(problems, kBackends, device, *params, workspace, stream);
 }
 
 }  // extern "C"

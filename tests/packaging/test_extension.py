@@ -92,9 +92,6 @@ def test_probe_answers_in_words() -> None:
 
 
 def test_operators_refuse_a_device_in_words() -> None:
-    attention = _C.VerifyAttentionParams()  # a family without a CUDA kernel
-    with pytest.raises((NotImplementedError, ValueError), match="no CUDA kernel"):
-        _C.verify_attention(_C.CUDA, attention)
     params = _C.ConfidenceParams()
     params.gamma = 1
     if not dx.info()["cuda"]["compiled"]:

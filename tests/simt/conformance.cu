@@ -6,6 +6,7 @@
 #include "core/philox.h"
 #include "cuda/prim/async.h"
 #include "cuda/prim/barrier.h"
+#include "cuda/prim/convert.h"
 #include "cuda/prim/memory.h"
 #include "cuda/prim/mma.h"
 #include "simt/conformance.h"
@@ -219,6 +220,35 @@ __global__ void load_matrices(const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 2; ++i) out[128 + 32 * i + lane] = two[i];
 }
 const Case kLoadMatrices("load_matrices", 512, 768, &load_matrices);
+
+__global__ void load_transposed(const uint32_t* in, uint32_t* out) {
+  __shared__ __align__(16) uint32_t tile[32 * 4];
+  const unsigned lane = threadIdx.x;
+  for (int i = 0; i < 4; ++i) tile[4 * lane + i] = in[4 * lane + i];
+  __syncwarp();
+  uint32_t four[4];
+  prim::ldmatrix_x4_trans(four, &tile[4 * lane]);
+  for (int i = 0; i < 4; ++i) out[32 * i + lane] = four[i];
+}
+const Case kLoadTransposed("load_transposed", 512, 512, &load_transposed);
+
+// ---- conversions: all pairs of e4m3 with one half counting up, pairs of floats, exponents
+
+__global__ void conversions(const uint32_t* in, uint32_t* out) {
+  const unsigned t = threadIdx.x;
+  const float x = float_from_bits(in[t]), y = float_from_bits(in[255 - t]);
+  out[t] = prim::e4m3_to_f16(t | (255 - t) << 8);
+  out[256 + t] = prim::pack_bf16(x, y);
+  out[512 + t] = prim::pack_f16(x, y);
+}
+const Case kConversions("conversions", 1024, 3072, &conversions, 256);
+
+__global__ void exponentials(const uint32_t* in, uint32_t* out) {
+  const float x = float_from_bits(in[threadIdx.x]);
+  out[threadIdx.x] = bits_f32(prim::exp2_approx(x));
+  out[256 + threadIdx.x] = bits_f32(prim::reciprocal_approx(1.0f - x));
+}
+const Case kExponentials("exponentials", 1024, 2048, &exponentials, 256);
 
 /// Fragments of A [16][K] and B [8][K], `words` 32-bit words to a row, straight from memory.
 __device__ void fragments(const uint32_t* in, uint32_t (&a)[4], uint32_t (&b)[2], unsigned words) {

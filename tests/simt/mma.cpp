@@ -128,4 +128,22 @@ void load_matrices(uint32_t* r, int count, const void* row, Site site) {
   memcpy(r, self()->out, 4 * static_cast<size_t>(count));
 }
 
+void load_transposed(uint32_t* r, const void* row, Site site) {
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fail(site, "ldmatrix: misaligned row %p", row);
+  shared_offset(row);
+  check::access(row, 16, false, site);
+  in<const void*>(self()) = row;
+  const auto finish = [](Thread* const* lanes, unsigned) {
+    for (int lane = 0; lane < 32; ++lane) {
+      uint16_t* halves = reinterpret_cast<uint16_t*>(lanes[lane]->out);
+      for (int e = 0; e < 8; ++e) {  // half e of the lane: matrix e / 2, row 2 t + e % 2, column g
+        const void* from = in<const void*>(lanes[e / 2 * 8 + lane % 4 * 2 + e % 2]);
+        memcpy(&halves[e], static_cast<const char*>(from) + lane / 4 * 2, 2);
+      }
+    }
+  };
+  warp_collective(kAll, finish, "ldmatrix_x4_trans", site);
+  memcpy(r, self()->out, 16);
+}
+
 }  // namespace dspark::simt

@@ -11,6 +11,7 @@
 namespace dspark::simt {
 
 void load_matrices(uint32_t* r, int count, const void* row, Site site);
+void load_transposed(uint32_t* r, const void* row, Site site);
 void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site);
 void multiply_f16(float* d, const uint32_t* a, const uint32_t* b, Site site);
 void multiply_s8(int32_t* d, const uint32_t* a, const uint32_t* b, Site site);
@@ -21,6 +22,9 @@ namespace dspark::prim {
 
 inline void ldmatrix_x4(uint32_t (&r)[4], const void* row, DSPARK_SIMT_SITE) {
   simt::load_matrices(r, 4, row, site);
+}
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, DSPARK_SIMT_SITE) {
+  simt::load_transposed(r, row, site);
 }
 inline void ldmatrix_x2(uint32_t (&r)[2], const void* row, DSPARK_SIMT_SITE) {
   simt::load_matrices(r, 2, row, site);

@@ -158,6 +158,33 @@ def load_matrices(words: Array) -> Array:
     return np.concatenate([*matrices, *turned])
 
 
+def load_transposed(words: Array) -> Array:
+    matrices = words.view(np.uint16).reshape(4, 8, 8)
+    turned = np.ascontiguousarray(matrices.transpose(0, 2, 1))
+    return turned.reshape(-1).view(U32)
+
+
+def conversions(words: Array) -> Array:
+    byte = np.arange(256)
+    body, sign = byte & 0x7F, np.where(byte < 128, 1.0, -1.0)
+    exponent, fraction = body >> 3, body & 7
+    size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    halves = (sign * size).astype(np.float16).view(np.uint16).astype(U32)
+    halves[[127, 255]] = [0x7FFF, 0xFFFF]
+    x = np.ascontiguousarray(words.view(np.float32))
+    bits16 = []
+    for name in ("f32_to_bf16", "f32_to_f16"):
+        out = np.zeros(256, np.uint16)
+        getattr(_C._testing, name)(x.ctypes.data, out.ctypes.data, 256)
+        bits16.append(out.astype(U32))
+    return np.concatenate([h | h[::-1] << U32(16) for h in (halves, *bits16)])
+
+
+def exponentials(words: Array) -> Array:
+    x = words.view(np.float32)
+    return np.concatenate([np.exp2(x.astype(F64)), 1 / (np.float32(1) - x).astype(F64)])
+
+
 def multiply(convert: Callable[[Array], Array], words: Array) -> Array:
     values = convert(words.reshape(24, 8))
     start = np.tile(np.array([1, 2], values.dtype), (16, 4))
@@ -207,7 +234,7 @@ ANSWERS: dict[str, Callable[[Array], Array]] = {
     f.__name__: f
     for f in (
         *(shuffles, votes, reductions, block_votes, integers, atomics, handover, streams, copies),
-        *(ring, load_matrices, arithmetic),
+        *(ring, load_matrices, load_transposed, arithmetic, conversions, exponentials),
     )
 } | {
     "multiply_bf16": lambda words: multiply(bf16, words),
@@ -226,6 +253,11 @@ def inputs(name: str, rng: np.random.Generator, count: int) -> Array:
         return np.ascontiguousarray((values.view(U32) >> 16).astype(np.uint16)).view(U32)
     if name == "multiply_f16":
         return rng.normal(0, 1, 2 * count).astype(np.float16).view(U32)
+    if name == "conversions":
+        return rng.normal(0, 1, count).astype(np.float32).view(U32)
+    if name == "exponentials":
+        x = np.concatenate([[0.0], rng.uniform(-126, 0, count - 2), [-np.inf]])
+        return x.astype(np.float32).view(U32)
     if name == "arithmetic":
         return (-(rng.uniform(0, 1, count) ** 6) * 80).astype(np.float32).view(U32)
     return rng.integers(0, 2**32, count, dtype=U32)
@@ -262,6 +294,18 @@ def check(name: str, words: Array, out: Array) -> None:
         hopper.check_product(hopper.PRODUCTS[name], words, out)
         return
     expected = ANSWERS[name](words)
+    if name == "exponentials":  # the bound of the PTX manual; 0 and -infinity are exact
+        got = out.view(np.float32)
+        np.testing.assert_array_less(np.abs(got - expected), 2.0**-22 * expected + 1e-45)
+        assert got[0] == got[256] == 1
+        assert got[255] == got[511] == 0
+        return
+    if name == "conversions":  # which NaN is not promised
+        nan = (out[:256, None] >> U32([0, 16]) & U32(0x7FFF)) > 0x7C00
+        np.testing.assert_array_equal(nan.any(1), np.isin(np.arange(256), [0, 127, 128, 255]))
+        keep = ~np.isin(np.arange(768), [0, 127, 128, 255])
+        np.testing.assert_array_equal(out[keep], expected[keep])
+        return
     if not name.startswith("multiply") or name == "multiply_s8":
         np.testing.assert_array_equal(out, expected.reshape(-1).view(U32))
         return

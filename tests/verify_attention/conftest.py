@@ -15,6 +15,8 @@ import dspark_ext as dx
 
 #: Rounding of an element type: half an ulp, relative.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+#: Head sizes whose weights the kernels round to 16 bits, to multiply them on tensor cores.
+TENSOR_CORES = (64, 128, 256)
 
 
 @dataclass
@@ -50,9 +52,17 @@ class Batch:
         return (dense if scale is None else dense * scale.double().reshape(-1, 1)).numpy()
 
     def dense(
-        self, causal: bool = True, window: int = 0, soft_cap: float = 0.0, scale: Any = None
+        self,
+        causal: bool = True,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        scale: Any = None,
+        weight_unit: float = 0.0,
     ) -> tuple[np.ndarray[Any, Any], ...]:
-        """Return out, lse, and bounds on the error of each, from the formula of a dense softmax."""
+        """Return out, lse, and bounds on the error of each, from the formula of a dense softmax.
+
+        ``weight_unit`` is the rounding of the weights, relative to each and to the largest.
+        """
         b, heads, d = self.q.shape
         out, lse = np.zeros((b, heads, d)), np.full((b, heads), -np.inf)
         out_bound, lse_bound = np.zeros((b, heads, d)), np.zeros((b, heads))
@@ -67,7 +77,7 @@ class Batch:
                 seen = seen[(seen > position - window) | (window == 0)]
                 for h in range(heads):
                     one = _attend(self.q[row, h].double().numpy() * factor, h, heads, k, v, seen,
-                                  soft_cap)  # fmt: skip
+                                  soft_cap, weight_unit)  # fmt: skip
                     out[row, h], lse[row, h], out_bound[row, h], lse_bound[row, h] = one
         rounding = UNIT[self.q.dtype] * np.abs(out) + 2.0**-25  # half the smallest float16
         return out, lse, out_bound + rounding, lse_bound
@@ -81,6 +91,7 @@ def _attend(
     v: np.ndarray[Any, Any],
     seen: np.ndarray[Any, Any],
     soft_cap: float,
+    weight_unit: float,
 ) -> tuple[Any, ...]:
     kv_head = h // (heads // k.shape[1])
     keys, values = k[seen, kv_head], v[seen, kv_head]
@@ -99,7 +110,10 @@ def _attend(
     # exp is good to 2^-22; sums run over lanes and blocks, at worst one rounding a key.
     relative = 2 * error + 4 * u * (1 + np.abs(score).max()) + (len(seen) + 16) * u
     lse = top + np.log(total)
-    out_bound = 2 * relative * (weight @ np.abs(values)) / total + 1e-37
+    out_bound = 2 * (relative + weight_unit) * (weight @ np.abs(values)) / total + 1e-37
+    # A weight below the smallest binary16 is 0: half of it is lost, beside the largest, 1.
+    if weight_unit > 0:
+        out_bound = out_bound + 2.0**-25 * np.abs(values).sum(0) / total
     return weight @ values / total, lse, out_bound, relative + u * abs(lse)
 
 
@@ -153,6 +167,15 @@ def make_batch(rng: np.random.Generator) -> MakeBatch:
     return make
 
 
+def weight_unit(batch: Batch, backend: str) -> float:
+    """Rounding of the weights where a backend multiplies them with 16-bit values."""
+    kind = batch.k_cache.dtype
+    narrow = kind in (batch.q.dtype, torch.float8_e4m3fn) and batch.q.dtype != torch.float32
+    if backend not in ("simt", "cuda") or not narrow or batch.q.shape[2] not in TENSOR_CORES:
+        return 0.0
+    return UNIT[kind if kind in UNIT else torch.float16]
+
+
 Compare = Callable[..., None]
 
 
@@ -163,7 +186,9 @@ def check_dense() -> Compare:
     def check(batch: Batch, backend: str, **options: Any) -> None:
         out, lse = batch.call(return_lse=True, backend=backend, strict=True, **options)
         options.pop("batch_invariant", None)
-        want_out, want_lse, out_bound, lse_bound = batch.dense(**options)
+        want_out, want_lse, out_bound, lse_bound = batch.dense(
+            **options, weight_unit=weight_unit(batch, backend)
+        )
         live = int(batch.cu_seqlens[-1])
         error = np.abs(out.double().numpy() - want_out)[:live]
         assert out.dtype == batch.q.dtype

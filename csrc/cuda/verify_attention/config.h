@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a call is cut, from its sizes and the device.
+#ifndef DSPARK_CUDA_VERIFY_ATTENTION_CONFIG_H_
+#define DSPARK_CUDA_VERIFY_ATTENTION_CONFIG_H_
+
+#include "core/dtype.h"
+#include "cuda/prim/launch.h"
+#include "cuda/verify_attention/kernels.h"
+
+namespace dspark::cuda::attention {
+
+/// A kernel and its configuration.
+struct Choice {
+  Kernel kernel;
+  Config config;
+};
+
+constexpr int64_t kSlotMemory = INT64_C(128) << 20;   // bytes for parts of the invariant mode
+constexpr int64_t kMinShareBytes = INT64_C(1) << 17;  // of the cache that a CTA reads, at least
+constexpr int kUnitShift = 6;                         // 64 keys
+constexpr int kSplitShift = 10;
+static_assert(1 << kSplitShift == kSplitKeys, "");
+
+inline int64_t capped_product(int64_t a, int64_t b, int64_t cap) {
+  return a != 0 && b > cap / a ? cap : a * b;
+}
+
+/// Query rows of a KV head that a request can have, at least 1.
+inline int64_t most_rows(const Params& p) {
+  const int64_t tokens = p.max_q_len < p.num_tokens ? p.max_q_len : p.num_tokens;
+  return tokens > 0 ? tokens * (p.num_q_heads / p.num_kv_heads) : 1;
+}
+
+/// What follows from rows and threads: units of work, slots.
+inline void set_units(Config& c, const Params& p, int64_t unit_bytes) {
+  c.invariant = p.batch_invariant != 0;
+  c.unit_shift = c.invariant ? kSplitShift : kUnitShift;
+  c.overhead = c.invariant ? 0 : 1;
+  const int64_t least = c.invariant || unit_bytes == 0 ? 1 : kMinShareBytes / unit_bytes;
+  c.min_share = least > 1 ? least : 1;
+  c.width = (p.head_dim + 3) / 4 * 4;
+}
+
+/// Partial results that the CTAs of a launch can hand to each other.
+inline void set_slots(Config& c, const Params& p) {
+  c.slots = 2 * static_cast<int64_t>(c.grid);
+  if (!c.invariant) return;
+  c.slots = 0;
+  const int64_t cap = kSlotMemory / slot_bytes(c);
+  const int64_t splits = ((static_cast<int64_t>(p.max_pages) * p.page_size - 1) >> kSplitShift) + 2;
+  int64_t most = capped_product(p.num_requests, p.num_kv_heads, cap);
+  most = capped_product(most, (most_rows(p) + c.rows - 1) / c.rows, cap);
+  c.slots = capped_product(most, splits, cap);
+}
+
+/// CTAs: as many as are resident at once.
+inline dspark_status set_grid(Choice& choice, const prim::DeviceLimits& device) {
+  int blocks = 0;
+  Config& c = choice.config;
+  const dspark_status status = prim::max_resident_blocks(
+      choice.kernel, c.threads, static_cast<size_t>(c.shared_bytes), &blocks);
+  const int64_t grid = static_cast<int64_t>(blocks > 0 ? blocks : 1) * device.multiprocessors;
+  c.grid = static_cast<int32_t>(grid < kMaxGrid ? grid : kMaxGrid);
+  c.grid_inverse = c.grid > 1 ? UINT64_MAX / static_cast<uint64_t>(c.grid) : UINT64_MAX;
+  c.cooperative = device.cooperative;
+  return status;
+}
+
+/// The tensor cores' kernel; false if none serves these types and sizes. Reads no pointer.
+inline bool choose_mma(Choice& choice, const Params& p, const prim::DeviceLimits& device,
+                       int64_t header, dspark_status* status) {
+  const bool f8 = p.cache_dtype == DSPARK_F8_E4M3;
+  const int64_t piece = 16 / dtype_bytes(p.cache_dtype);
+  if ((f8 ? p.dtype == DSPARK_F32 : p.dtype != p.cache_dtype) || p.page_stride % piece != 0 ||
+      p.row_stride % piece != 0 || p.head_stride % piece != 0) {
+    return false;
+  }
+  const MmaKernel mma = mma_kernel(p.head_dim, p.cache_dtype);
+  if (mma.kernel == nullptr) return false;
+  Config& c = choice.config;
+  c = Config{};
+  choice.kernel = mma.kernel;
+  const int64_t whole = device.shared_bytes_per_block, half = whole / 2 - 512;
+  const auto fits = [&](int32_t groups, int32_t stages, int64_t room) {
+    const int64_t bytes = header + mma.shared_bytes(groups, stages);
+    if (bytes > room) return false;
+    c.row_groups = groups;
+    c.stages = stages;
+    c.ring_bytes = mma.ring_bytes(groups, stages);
+    c.shared_bytes = static_cast<uint32_t>(bytes);
+    return true;
+  };
+  // Two CTAs a multiprocessor, or one with twice the rows, or whatever there is room for.
+  const bool wide = most_rows(p) > mma.group_rows;
+  const bool found = (wide && (fits(2, 8, whole) || fits(2, 6, whole) || fits(2, 4, whole))) ||
+                     fits(1, 8, half) || fits(1, 6, half) || fits(1, 4, half) ||
+                     fits(1, 8, whole) || fits(1, 6, whole) || fits(1, 4, whole) ||
+                     fits(1, 2, whole);
+  if (!found) return false;
+  c.threads = 128 * c.row_groups;
+  const int64_t rows = c.row_groups * mma.group_rows;
+  c.rows = static_cast<int32_t>(most_rows(p) < rows ? most_rows(p) : rows);
+  set_units(c, p, (INT64_C(2) * p.head_dim * dtype_bytes(p.cache_dtype)) << kUnitShift);
+  *status = set_grid(choice, device);
+  set_slots(c, p);
+  return true;
+}
+
+/// The kernel for everything else; false if not one row fits.
+inline bool choose_plain(Choice& choice, const Params& p, const prim::DeviceLimits& device,
+                         int64_t header, dspark_status* status) {
+  Config& c = choice.config;
+  c = Config{};
+  choice.kernel = plain_kernel();
+  set_units(c, p, 0);
+  int64_t rows = most_rows(p) < kMaxPlainRows ? most_rows(p) : kMaxPlainRows;
+  while (rows > 0 && header + plain_shared_bytes(rows, c.width) > device.shared_bytes_per_block) {
+    --rows;
+  }
+  if (rows == 0) return false;
+  c.rows = static_cast<int32_t>(rows);
+  c.row_groups = 1;
+  c.threads = 128;
+  c.shared_bytes = static_cast<uint32_t>(header + plain_shared_bytes(rows, c.width));
+  *status = set_grid(choice, device);
+  set_slots(c, p);
+  return true;
+}
+
+}  // namespace dspark::cuda::attention
+
+#endif  // DSPARK_CUDA_VERIFY_ATTENTION_CONFIG_H_

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// verify_attention: a few query rows of each request over a paged cache, in one launch.
+//
+// Traffic: the keys and values of a request once per KV head, whatever the number of query tokens
+// and heads of its group: R L 2 Hkv D bytes of the cache's type, everything else is small. Floor:
+// these bytes at the speed of memory (R = 32, L = 4096, 8 heads of 128 in bf16: 537 MB, 125 us of
+// an H200). The rows are multiplied in tiles of 16, so that few rows leave the arithmetic far below
+// the memory; all SMs read equal shares of the bytes, whatever the lengths are (plan.cuh); a row
+// that several CTAs have keys of is merged by them in the same launch (exchange.cuh).
+//
+// A `Compute` (tile_mma.cuh, tile_plain.cuh) goes over some keys of a tile and leaves a part
+// (results.cuh) in shared memory; all else is here.
+#ifndef DSPARK_CUDA_VERIFY_ATTENTION_KERNEL_CUH_
+#define DSPARK_CUDA_VERIFY_ATTENTION_KERNEL_CUH_
+
+#include "cuda/verify_attention/exchange.cuh"
+#include "cuda/verify_attention/plan.cuh"
+#include "cuda/verify_attention/results.cuh"
+
+namespace dspark::cuda::attention {
+
+// Shared memory before the Compute's.
+struct Header {
+  PlanState plan;
+  Exchange::State exchange;
+  unsigned char* own_slot;  // of the results
+  int32_t pending;
+  Tile shared[2];  // tiles that this CTA shares with the one before and the one behind
+};
+constexpr uint32_t kHeaderBytes = 1024;
+static_assert(sizeof(Header) <= kHeaderBytes, "");
+
+template <class Compute>
+__global__ void __launch_bounds__(Compute::kMaxThreads, 1)
+    attention_kernel(const __grid_constant__ Args args) {
+  DSPARK_DYNAMIC_SHARED(memory);
+  Header& header = *reinterpret_cast<Header*>(memory);
+  Exchange exchange(args, header.exchange);
+  exchange.open();
+  if (threadIdx.x == 0) header.own_slot = Results::own_slot(args);
+  const bool usable = usable_scales(args.p);
+  settle_requests(args.p, usable);
+  Plan plan(args, header.plan, usable);
+  if (!plan.takes_part()) return;
+  Compute compute(args, memory + kHeaderBytes, exchange);
+  const Results results(args, header.own_slot);
+  if (threadIdx.x == 0) header.pending = 0;
+  for (; plan.more(); plan.next()) {
+    const Tile& tile = plan.tile();
+    if (plan.from() >= plan.to()) continue;
+    bool bad = false;  // a page that other rows of the request need counts too
+    if (plan.from() == 0 && tile.rows < tile.q.q_len * header.plan.group) {
+      const int32_t low = tile.q.low(args.p, 0), high = tile.q.high(args.p, tile.q.q_len - 1);
+      bad = __syncthreads_or(bad_pages(args.p, tile.request, low, high)) != 0;
+    }
+    compute.load_queries(tile);
+    for (int32_t unit = plan.from(); unit < plan.to(); ++unit) {
+      const int32_t first = unit;
+      if (!args.config.invariant) unit = plan.to() - 1;  // one part for all of them
+      bad |= compute.accumulate(tile, plan.key(first), plan.key(unit + 1));
+      const bool last = !plan.shared() && unit + 1 >= plan.to();
+      results.keep(tile, compute.view(), first, plan.shared(), last, bad);
+      __syncthreads();
+    }
+    if (!plan.shared()) continue;
+    exchange.admit();
+    if (exchange.arrive(tile.owner, tile.sharers)) {
+      if (threadIdx.x == 0) header.shared[header.pending++] = tile;
+    }
+  }
+  // Everybody arrives before anybody waits.
+  __syncthreads();
+  for (int i = 0; i < header.pending; ++i) {
+    const Tile& tile = header.shared[i];
+    if (exchange.waits()) exchange.wait(tile.owner, tile.sharers);
+    const int32_t slice = exchange.waits() ? static_cast<int32_t>(blockIdx.x) - tile.owner : 0;
+    results.merge(tile, slice, exchange.waits() ? tile.sharers : 1);
+  }
+  if (plan.participants() > 1 && !plan.whole()) exchange.close(plan.participants());
+}
+
+}  // namespace dspark::cuda::attention
+
+#endif  // DSPARK_CUDA_VERIFY_ATTENTION_KERNEL_CUH_

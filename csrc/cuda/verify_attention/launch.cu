@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host side of verify_attention on CUDA: the kernel for the call, and one launch (where a
+// cooperative launch cannot be had: the counters zeroed, and one launch).
+#include "core/families.h"
+#include "core/problems.h"
+#include "cuda/prim/launch.h"
+#include "cuda/verify_attention/config.h"
+#include "cuda/verify_attention/kernel.cuh"
+#include "cuda/verify_attention/tile_plain.cuh"
+
+namespace dspark::cuda {
+namespace attention {
+
+Kernel plain_kernel() { return attention_kernel<PlainTile>; }
+int64_t plain_shared_bytes(int64_t rows, int64_t width) { return plain_bytes(rows, width); }
+
+}  // namespace attention
+
+namespace {
+
+using attention::Args;
+using attention::Choice;
+using attention::kHeaderBytes;
+using Params = dspark_verify_attention_params;
+
+bool multiple(int64_t value, int64_t of) { return value % of == 0; }
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+dspark_status too_large(const Params& p, const prim::DeviceLimits& device) {
+  return failed_status(DSPARK_UNSUPPORTED, __FILE__, __LINE__,
+                       "dspark_verify_attention:\n  head_dim: got %d; %d bytes of shared memory "
+                       "hold no row of that length, use DSPARK_CPU",
+                       p.head_dim, device.shared_bytes_per_block);
+}
+
+dspark_status start(const Choice& choice, const Args& args, void* stream) {
+  prim::LaunchConfig launch;
+  launch.grid = dim3(static_cast<unsigned>(args.config.grid));
+  launch.block = dim3(static_cast<unsigned>(args.config.threads));
+  launch.shared_bytes = args.config.shared_bytes;
+  launch.stream = stream;
+  launch.cooperative = args.config.cooperative;
+  return prim::launch("verify_attention", choice.kernel, launch, args);
+}
+
+}  // namespace
+
+dspark_status verify_attention_workspace(const Params& p, size_t* bytes) {
+  prim::DeviceLimits device;
+  dspark_status status = prim::device_limits(&device);
+  if (status.code != DSPARK_OK) return status;
+  // Which kernel runs depends on the alignment of arrays as well: room for either.
+  *bytes = 0;
+  Choice choice;
+  if (choose_mma(choice, p, device, kHeaderBytes, &status)) {
+    *bytes = carve(choice.config, nullptr).bytes;
+  }
+  if (status.code != DSPARK_OK) return status;
+  if (!choose_plain(choice, p, device, kHeaderBytes, &status)) return too_large(p, device);
+  const size_t plain = carve(choice.config, nullptr).bytes;
+  if (plain > *bytes) *bytes = plain;
+  return status;
+}
+
+dspark_status verify_attention(const Params& p, void* scratch, void* stream) {
+  if (p.num_requests == 0) return ok_status();
+  const int64_t rows = static_cast<int64_t>(p.num_tokens) * (p.num_q_heads / p.num_kv_heads);
+  if (rows > INT32_MAX) {
+    return failed_status(DSPARK_UNSUPPORTED, __FILE__, __LINE__,
+                         "dspark_verify_attention:\n  num_tokens: got %d with %d query heads of a "
+                         "KV head; the CUDA backend counts up to 2^31 - 1 rows",
+                         p.num_tokens, p.num_q_heads / p.num_kv_heads);
+  }
+  prim::DeviceLimits device;
+  dspark_status status = prim::device_limits(&device);
+  if (status.code != DSPARK_OK) return status;
+  Choice choice;
+  const bool mma = aligned(p.k_cache) && aligned(p.v_cache) &&
+                   choose_mma(choice, p, device, kHeaderBytes, &status);
+  if (status.code != DSPARK_OK) return status;
+  if (!mma && !choose_plain(choice, p, device, kHeaderBytes, &status)) return too_large(p, device);
+  if (status.code != DSPARK_OK) return status;
+  Args args{p, choice.config, carve(choice.config, scratch)};
+  args.config.vectors =
+      aligned(p.out) && multiple(p.head_dim, 4) &&
+      (!mma || (aligned(p.q) && multiple(p.q_token_stride, 8) && multiple(p.q_head_stride, 8)));
+  if (args.config.cooperative) {
+    status = start(choice, args, stream);
+    if (status.code != DSPARK_UNSUPPORTED) return status;
+    args.config.cooperative = false;  // no room for all CTAs at once: nothing has started
+  }
+  status = prim::fill_zero_async(args.work.arrived, sizeof(uint32_t) * args.config.grid, stream);
+  return status.code == DSPARK_OK ? start(choice, args, stream) : status;
+}
+
+}  // namespace dspark::cuda

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plan: who computes what. Every CTA derives it from the lengths on the device; nothing is
+// written, and nobody waits for it.
+//
+// A *tile* is some query rows of one request and one KV head (a row = a token and a head of the
+// group), together with the keys that any of them sees. Its keys are cut into *units* at multiples
+// of the unit's size; a tile counts `overhead` units more for what it costs besides. The units of
+// all tiles in order (request, rows, KV head) are a line of `total`; CTA c has units [c share, (c +
+// 1) share), so all CTAs read the same number of bytes and a tile that crosses a boundary is
+// shared by neighbours.
+//
+// In the batch-invariant mode units are kSplitKeys large and each has a softmax of its own,
+// merged in ascending order, whoever has computed it. If there are more units than slots to hand
+// them over, a tile is not shared: it belongs to the CTA in which it begins.
+#ifndef DSPARK_CUDA_VERIFY_ATTENTION_PLAN_CUH_
+#define DSPARK_CUDA_VERIFY_ATTENTION_PLAN_CUH_
+
+#include "cuda/prim/platform.h"
+#include "cuda/verify_attention/args.h"
+
+namespace dspark::cuda::attention {
+
+__device__ __forceinline__ int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+__device__ __forceinline__ int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/// A request as the device has it.
+struct Request {
+  int32_t first, q_len, kv_len;  // its first row of q; query tokens; keys
+  int32_t status;                // bits that follow from the lengths
+  bool bounded;                  // its rows lie in [0, num_tokens)
+
+  __device__ bool works() const { return status == 0 && q_len > 0; }
+
+  /// Keys [low, high) that token i sees.
+  __device__ int32_t low(const Params& p, int32_t i) const {
+    const int64_t position = int64_t{kv_len} - q_len + i;
+    return p.window > 0 ? static_cast<int32_t>(max64(0, position - p.window + 1)) : 0;
+  }
+  __device__ int32_t high(const Params& p, int32_t i) const {
+    return p.causal != 0 ? max(0, kv_len - q_len + i + 1) : kv_len;
+  }
+};
+
+// `usable`: the scales of the cache are (results.cuh).
+__device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool usable) {
+  const int32_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1];
+  const bool bounded = begin >= 0 && begin <= end && end <= p.num_tokens;
+  Request q{begin, bounded ? end - begin : 0, p.kv_len[r], 0, bounded};
+  if (!q.bounded || q.q_len > p.max_q_len || q.kv_len < 0) {
+    q.status = DSPARK_BAD_PARAM;
+  } else if (q.q_len > 0 && !usable) {
+    q.status = DSPARK_BAD_PARAM;
+  } else if (q.q_len > 0 && q.kv_len > static_cast<int64_t>(p.max_pages) * p.page_size) {
+    q.status = DSPARK_KV_OVERFLOW;
+  }
+  return q;
+}
+
+/// Rows [row, row + rows) of a request (row = token * group + head of the group) and one KV head.
+struct Tile {
+  Request q;
+  int32_t request, head;
+  int32_t row, rows;
+  int32_t low, high;          // keys that any of the rows sees
+  int32_t first_unit, units;  // where they lie; at least one unit
+  int64_t begin;              // number of the first unit on the line of all units
+  int32_t owner, sharers;     // the CTA that has the first unit, and how many have a part
+
+  __device__ bool last_rows(int32_t group) const { return row + rows == q.q_len * group; }
+};
+
+/// What all threads of a CTA know of the plan; it lies in shared memory.
+struct PlanState {
+  int64_t total, share, begin, end;  // units of all, of a CTA, and this CTA's range
+  int32_t participants;              // CTAs that have a share
+  int32_t group;                     // query heads of a KV head
+  bool whole;                        // no tile belongs to two CTAs
+  Tile tile;                         // the one at hand
+  int32_t from, to;                  // its units that are this CTA's; none if to <= from
+  int64_t sums[32];                  // scratch of the search
+  int64_t found[2];
+};
+
+class Plan {
+ public:
+  /// Whole CTA; the state is its alone. `usable`: scales are.
+  __device__ Plan(const Args& args, PlanState& state, bool usable)
+      : args_(args), p_(args.p), s_(state), usable_(usable) {
+    if (threadIdx.x == 0) s_.group = p_.num_q_heads / p_.num_kv_heads;
+    __syncthreads();
+    int64_t mine = 0;
+    for (int32_t r = threadIdx.x; r < p_.num_requests; r += blockDim.x) mine += units_of(r);
+    const int64_t total = sum_over_block(mine);
+    if (threadIdx.x == 0) share_out(total);
+    __syncthreads();
+    if (takes_part()) find();
+  }
+
+  /// CTAs that have a share.
+  __device__ int32_t participants() const { return s_.participants; }
+  __device__ bool takes_part() const { return s_.begin < s_.end; }
+  __device__ bool whole() const { return s_.whole; }
+
+  __device__ const Tile& tile() const { return s_.tile; }
+  /// The tile may have units of this CTA. Tiles that begin behind have none.
+  __device__ bool more() const {
+    return s_.tile.request < p_.num_requests && s_.tile.begin - args_.config.overhead < s_.end;
+  }
+
+  /// The units [from, to) of the tile that are this CTA's, from 0.
+  __device__ int32_t from() const { return s_.from; }
+  __device__ int32_t to() const { return s_.to; }
+  /// The first key of unit `unit` of the tile, or the end of its keys.
+  __device__ int32_t key(int32_t unit) const {
+    const int64_t key = static_cast<int64_t>(s_.tile.first_unit + unit) << args_.config.unit_shift;
+    return static_cast<int32_t>(max64(s_.tile.low, min64(s_.tile.high, key)));
+  }
+  /// Other CTAs have units of the tile as well.
+  __device__ bool shared() const { return s_.to - s_.from < s_.tile.units; }
+
+  /// The tile behind this one. Whole CTA.
+  __device__ void next() {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      Tile& t = s_.tile;
+      const int64_t line = t.begin + t.units;
+      if (t.head + 1 < p_.num_kv_heads) {
+        t.head += 1;
+      } else if (t.head = 0; !t.last_rows(s_.group)) {
+        set_rows(t, t.row + args_.config.rows);
+      } else {
+        set_request(t.request + 1);
+      }
+      place(line + args_.config.overhead);
+    }
+    __syncthreads();
+  }
+
+ private:
+  // Equal shares of the line. One thread. No division of 64 bits: those are calls.
+  __device__ void share_out(int64_t total) {
+    const int64_t grid = args_.config.grid;
+    s_.total = total;
+    s_.participants = 0;
+    s_.share = args_.config.min_share;
+    s_.whole = args_.config.invariant && total > args_.config.slots;
+    if (total > grid * s_.share) {
+      int64_t even = __umul64hi(total - 1, args_.config.grid_inverse);  // or one too few
+      if (total - 1 - even * grid >= grid) ++even;
+      s_.share = even + 1;
+    }
+    // Shares that begin before the end: all but those that lie in the rest of the last ones.
+    const int64_t rest = grid * s_.share - total;
+    const int64_t idle =
+        s_.share > rest ? 0 : static_cast<int32_t>(rest) / static_cast<int32_t>(s_.share);
+    if (total > 0) s_.participants = static_cast<int32_t>(grid - idle);
+    s_.begin = min64(total, blockIdx.x * s_.share);
+    s_.end = min64(total, s_.begin + s_.share);
+  }
+
+  // Where the tile's units lie, and which are this CTA's. One thread.
+  __device__ void place(int64_t begin) {
+    Tile& t = s_.tile;
+    t.begin = begin;
+    // Distances inside of a tile fit in 32 bits, and a share beyond that is more than a tile.
+    const int32_t share = static_cast<int32_t>(min64(s_.share, INT32_MAX));
+    t.owner = static_cast<int32_t>(blockIdx.x);
+    if (begin < s_.begin) t.owner -= (static_cast<int32_t>(s_.begin - begin) - 1) / share + 1;
+    const int64_t behind = begin + t.units - (t.owner + 1) * s_.share;  // the owner
+    t.sharers = behind <= 0 ? 1 : (static_cast<int32_t>(behind) - 1) / share + 2;
+    if (s_.whole) {
+      s_.from = 0;
+      s_.to = begin >= s_.begin && begin < s_.end ? t.units : 0;
+    } else {
+      s_.from = static_cast<int32_t>(max64(0, s_.begin - begin));
+      s_.to = static_cast<int32_t>(max64(0, min64(s_.end - begin, t.units)));
+    }
+  }
+
+  // The first tile of the first request from r on that has rows. One thread.
+  __device__ void set_request(int32_t r) {
+    Tile& t = s_.tile;
+    for (; r < p_.num_requests; ++r) {
+      t.q = read_request(p_, r, usable_);
+      if (t.q.works()) break;
+    }
+    t.request = r;
+    t.head = 0;
+    if (r < p_.num_requests) set_rows(t, 0);
+  }
+
+  __device__ void set_rows(Tile& t, int32_t row) const {
+    const int shift = args_.config.unit_shift;
+    t.row = row;
+    t.rows = min(args_.config.rows, t.q.q_len * s_.group - row);
+    t.low = t.q.low(p_, row / s_.group);
+    t.high = t.q.high(p_, (row + t.rows - 1) / s_.group);
+    t.first_unit = t.low >> shift;
+    t.units = 1;
+    if (t.low < t.high) t.units = ((t.high - 1) >> shift) - t.first_unit + 1;
+  }
+
+  // Units of a request, overhead included.
+  __device__ int64_t units_of(int32_t r) const {
+    Tile t;
+    t.q = read_request(p_, r, usable_);
+    if (!t.q.works()) return 0;
+    int64_t units = 0;
+    for (int32_t row = 0; row < t.q.q_len * s_.group; row += args_.config.rows) {
+      set_rows(t, row);
+      units += args_.config.overhead + t.units;
+    }
+    return units * p_.num_kv_heads;
+  }
+
+  static __device__ int64_t inclusive_scan(int64_t x) {
+    const int lane = threadIdx.x % 32;
+    for (int d = 1; d < 32; d *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, x, d);
+      if (lane >= d) x += other;
+    }
+    return x;
+  }
+
+  // The sum over the block, for everybody. Ends with a barrier.
+  __device__ int64_t sum_over_block(int64_t x) {
+    const int64_t scan = inclusive_scan(x);
+    if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
+    __syncthreads();
+    int64_t sum = 0;
+    for (uint32_t w = 0; w < blockDim.x / 32; ++w) sum += s_.sums[w];
+    __syncthreads();
+    return sum;
+  }
+
+  // The tile that has unit s_.begin (or the overhead before it).
+  __device__ void find() {
+    int64_t before = 0;
+    for (int32_t r0 = 0; r0 < p_.num_requests; r0 += blockDim.x) {
+      const int32_t r = r0 + static_cast<int32_t>(threadIdx.x);
+      const int64_t units = r < p_.num_requests ? units_of(r) : 0;
+      const int64_t scan = inclusive_scan(units);
+      if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
+      __syncthreads();
+      int64_t base = before, all = 0;
+      for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
+        if (w < threadIdx.x / 32) base += s_.sums[w];
+        all += s_.sums[w];
+      }
+      const int64_t start = base + scan - units;
+      if (start <= s_.begin && s_.begin < start + units) {
+        s_.found[0] = r;
+        s_.found[1] = start;
+      }
+      __syncthreads();
+      before += all;
+      if (s_.begin < before) break;
+    }
+    if (threadIdx.x == 0) {
+      set_request(static_cast<int32_t>(s_.found[0]));
+      skip_rows(s_.found[1]);
+    }
+    __syncthreads();
+  }
+
+  // From the first tile of the request, whose units start at `line`, to the one with unit
+  // s_.begin. One thread.
+  __device__ void skip_rows(int64_t line) {
+    Tile& t = s_.tile;
+    for (;;) {
+      const int64_t each = args_.config.overhead + t.units;
+      if (s_.begin - line < each * p_.num_kv_heads) {
+        for (; s_.begin - line >= each; line += each) ++t.head;
+        place(line + args_.config.overhead);
+        return;
+      }
+      line += each * p_.num_kv_heads;
+      set_rows(t, t.row + args_.config.rows);
+    }
+  }
+
+  const Args& args_;
+  const Params& p_;
+  PlanState& s_;
+  bool usable_;
+};
+
+}  // namespace dspark::cuda::attention
+
+#endif  // DSPARK_CUDA_VERIFY_ATTENTION_PLAN_CUH_

@@ -1,0 +1,572 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles on the tensor cores of sm_80 and later (mma.m16n8k16): caches of bf16, f16 or e4m3,
+// head sizes 64, 128 and 256. One-byte elements become binary16 on their way from shared memory to
+// the product, exactly; their scales are factors of the scores and of the result.
+//
+// Four warps take turns along the keys, a step at a time (ring.cuh); which warp has which keys
+// follows from their positions alone. A warp multiplies all rows of its group with the step: scores
+// = rows x keys, weights 2^(score - maximum so far), sums += weights x values, where the weights
+// are the A operand as they come out of the first product. It keeps maximum, sum and values of its
+// own keys in registers and talks to nobody; at the end the four are merged through shared memory,
+// which the ring then no longer needs.
+//
+// The accumulators of a warp are 128 registers: 256 / kDim tiles of 16 rows, of which those
+// without rows are left out. Twice as many rows take a second set of four warps, which share
+// the rings of the first. Arithmetic beside the products is little: the sums are rescaled only
+// when a maximum has risen, and masks are applied only to steps that some row sees in part.
+//
+// Values that a row does not see have weight 0, but 0 times an infinity or NaN is NaN. So a step
+// that is masked and has such a value (poisoned) is multiplied without it, and the rows that do see
+// it get it at the end.
+#ifndef DSPARK_CUDA_VERIFY_ATTENTION_TILE_MMA_CUH_
+#define DSPARK_CUDA_VERIFY_ATTENTION_TILE_MMA_CUH_
+
+#include "cuda/prim/thread.h"
+#include "cuda/verify_attention/elements.h"
+#include "cuda/verify_attention/exchange.cuh"
+#include "cuda/verify_attention/results.cuh"
+#include "cuda/verify_attention/ring.cuh"
+
+namespace dspark::cuda::attention {
+
+/// Sizes of a tile that host and kernel share.
+template <int kBytes, int kDim>
+struct MmaSizes {
+  // Of 16 rows, a warp: 128 accumulators, or 64 beside twice as many scores (32 keys a step).
+  static constexpr int kTiles = kBytes == 1 && kDim == 64 ? 2 : 256 / kDim;
+  static constexpr int kGroupRows = 16 * kTiles;  // of a warp
+  static constexpr int kQueryPitch = kDim * 2 + 16;
+  static constexpr int kValuePitch = kDim + 8;  // floats: fragments of a merge in different banks
+  static constexpr int kMergeBytes = kGroupRows * kValuePitch * 4;  // of a warp
+  static constexpr int kSlotBytes = Ring<kBytes, kDim>::kSlotBytes;
+};
+
+/// Bytes of the ring of a key group, which later holds its sums.
+template <class Sizes>
+int32_t mma_ring_bytes(int32_t groups, int32_t stages) {
+  const int32_t ring = stages * Sizes::kSlotBytes, merge = groups * Sizes::kMergeBytes;
+  return ring > merge ? ring : merge;
+}
+
+/// Of all: queries, rings, (maximum, sum) of each row by key group and in total, its seen keys,
+/// its factor, and what all threads know of the tile.
+template <class Sizes>
+int32_t mma_bytes(int32_t groups, int32_t stages) {
+  const int32_t rows = groups * Sizes::kGroupRows;
+  return rows * Sizes::kQueryPitch + kKeyGroups * mma_ring_bytes<Sizes>(groups, stages) +
+         rows * (8 * (kKeyGroups + 2) + 4) + 16;
+}
+
+template <class Element, int kDim>
+class MmaTile {
+  using Sizes = MmaSizes<Element::kBytes, kDim>;
+  using TheRing = Ring<Element::kBytes, kDim>;
+  static constexpr int kKeys = TheRing::kKeys;
+  static constexpr int kTiles = Sizes::kTiles;
+  static constexpr int kColumns = kDim / 8;      // tiles of 8 columns
+  static constexpr int kScoreTiles = kKeys / 8;  // tiles of 8 keys
+  static constexpr int kKeySteps = kKeys / 16;   // of a product with values
+  static constexpr int kKeyUnroll = kKeys / 16 == 1 ? 2 : 1;
+
+ public:
+  static constexpr int kMaxThreads = 256;
+
+  __device__ MmaTile(const Args& args, unsigned char* memory, const Exchange& exchange)
+      : args_(args),
+        p_(args.p),
+        exchange_(exchange),
+        element_(args.p.cache_dtype),
+        key_group_(threadIdx.x / 32 % kKeyGroups),
+        row_group_(threadIdx.x / 32 / kKeyGroups),
+        queries_(memory) {}
+
+  /// The rows' queries, zeros for rows that do not exist, and which keys each row sees.
+  __device__ void load_queries(const Tile& t) {
+    const int32_t group = p_.num_q_heads / p_.num_kv_heads;
+    const int32_t rows = args_.config.row_groups * Sizes::kGroupRows;
+    // kDim / 8 lanes have a row of it, so whole warps have whole rows.
+    for (int32_t i = prim::thread_index(); i < rows * (kDim / 8); i += blockDim.x) {
+      const int32_t row = i / (kDim / 8), d = i % (kDim / 8) * 8;
+      const int32_t m = t.row + row;
+      uint4 words = make_uint4(0, 0, 0, 0);
+      if (row < t.rows) {
+        const int32_t token = m / group;
+        const int64_t at = (t.q.first + token) * p_.q_token_stride +
+                           (t.head * group + m - token * group) * p_.q_head_stride + d;
+        words = load_eight(static_cast<const uint16_t*>(p_.q) + at);
+      }
+      unsigned char* to = queries_ + row * Sizes::kQueryPitch;
+      if constexpr (Element::kBytes == 1) {
+        store_scaled(words, row, d, to);
+      } else {
+        *reinterpret_cast<uint4*>(to + d * 2) = words;
+      }
+    }
+    for (int32_t row = prim::thread_index(); row < t.rows; row += blockDim.x) {
+      const int32_t token = (t.row + row) / group;
+      ranges()[row] = make_int2(t.q.low(p_, token), t.q.high(p_, token));
+    }
+    if (prim::thread_index() == 0) {
+      const int32_t last = (t.row + t.rows - 1) / group;
+      state()->all_see = make_int2(t.q.low(p_, last), t.q.high(p_, t.row / group));
+      state()->scale = p_.scale * kv_scale(p_.k_scale, p_.k_scale_stride, t.head);
+      state()->rows = t.rows;
+    }
+    const int32_t mine = t.rows - row_group_ * Sizes::kGroupRows;
+    tiles_ = mine <= 0 ? 0 : mine >= Sizes::kGroupRows ? kTiles : (mine + 15) / 16;
+  }
+
+  /// Keys [from, to) of the tile. Whole CTA; afterwards view() is the part. True for a bad page.
+  __device__ bool accumulate(const Tile& t, int32_t from, int32_t to) {
+    TheRing ring(args_, rings() + key_group_ * args_.config.ring_bytes, key_group_, row_group_);
+    Sums sums;
+    Weights weights;
+    bool any_poison = false;
+    clear(sums);
+    __syncthreads();  // queries are there; nobody reads the last part any more
+    ring.open(t, from, to);
+#pragma unroll 1
+    for (int32_t h = -ring.lead(); h < ring.half_steps(); ++h) {
+      const unsigned char* slot = ring.turn(h >= 0);
+      if (h < 0) continue;
+      const int32_t key = ring.key(h);
+      const bool masked = key < state()->all_see.x || key > state()->all_see.y - kKeys;
+      if (h % 2 == 0) {
+        multiply_keys(slot, weights.score);
+        scale(weights.score);
+        if (masked) mask(weights.score, key);
+        soften(weights, sums);
+        if (h % 16 == 0) exchange_.answer();
+      } else {
+        const bool poisoned = masked && has_poison(slot);
+        multiply_values(slot, weights, sums, poisoned);
+        any_poison |= poisoned;
+      }
+    }
+    TheRing::drain();
+    const bool bad = merge(sums, ring.bad());
+    if (__syncthreads_or(any_poison)) add_poison(t, from, to);
+    return bad;
+  }
+
+  __device__ View view() const {
+    return {reinterpret_cast<const float*>(rings()), kKeyGroups, Sizes::kValuePitch,
+            args_.config.ring_bytes / 4, softmax() + kKeyGroups * all_rows()};
+  }
+
+ private:
+  // What all threads know of the tile.
+  struct State {
+    int2 all_see;  // keys that all rows see
+    float scale;   // of the scores, the keys' own included
+    int32_t rows;
+  };
+
+  // Shared memory behind the queries. The four rings, after a part the sums, [rows][kValuePitch];
+  // (maximum, sum) by key group and in total; keys that a row sees; factors of its scores.
+  __device__ int32_t all_rows() const { return args_.config.row_groups * Sizes::kGroupRows; }
+  __device__ unsigned char* rings() const { return queries_ + all_rows() * Sizes::kQueryPitch; }
+  __device__ float2* softmax() const {
+    return reinterpret_cast<float2*>(rings() + kKeyGroups * args_.config.ring_bytes);
+  }
+  __device__ int2* ranges() const {
+    return reinterpret_cast<int2*>(softmax() + (kKeyGroups + 1) * all_rows());
+  }
+  __device__ float* factors() const { return reinterpret_cast<float*>(ranges() + all_rows()); }
+  __device__ State* state() const { return reinterpret_cast<State*>(factors() + all_rows()); }
+
+  // Of lane (g, t): rows g and g + 8 of each tile.
+  struct Sums {
+    float value[kTiles][kColumns][4];
+    float max[kTiles][2], sum[kTiles][2];
+  };
+  struct Weights {
+    float score[kTiles][kScoreTiles][4];
+    uint32_t packed[kTiles][kKeySteps][4];  // the A operand of the product with values
+  };
+
+  __device__ uint4 load_eight(const uint16_t* from) const {
+    if (args_.config.vectors) return *reinterpret_cast<const uint4*>(from);
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = from[2 * i] | static_cast<uint32_t>(from[2 * i + 1]) << 16;
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+
+  // Eight elements of a query as binary16 for one-byte keys. The row is scaled by a power of two so
+  // that its largest element is near 2^14: bf16 has a wider range, and what then is too small to be
+  // exact is too small to matter. Columns in the order in which keys come out of ldmatrix: 4t, 4t +
+  // 1 where the product has 2t, 2t + 1, and 4t + 2, 4t + 3 where it has 2t + 8, 2t + 9.
+  __device__ void store_scaled(const uint4& words, int32_t row, int32_t d,
+                               unsigned char* to) const {
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+    float x[8], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint16_t half = static_cast<uint16_t>(w[i / 2] >> i % 2 * 16);
+      x[i] = p_.dtype == DSPARK_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+      largest = fmaxf(largest, fabsf(x[i]));
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < kDim / 8; lanes *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    }
+    const uint32_t exponent = bits_f32(largest) >> 23;
+    const bool plain = exponent == 0 || exponent == 255;  // 0 and infinity have no scale
+    const uint32_t up = plain ? 127u : min(268u - exponent, 253u);
+    const float scale = float_from_bits(up << 23);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const int32_t e = d % 16 + i, column = d / 16 * 16 + e / 4 * 2 + e % 4 / 2 * 8;
+      *reinterpret_cast<uint32_t*>(to + column * 2) =
+          prim::pack_f16(x[i] * scale, x[i + 1] * scale);
+    }
+    if (d == 0) factors()[row] = float_from_bits((254u - up) << 23);
+  }
+
+  static __device__ __forceinline__ void clear(Sums& s) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s.max[m][h] = -kInfinity;
+        s.sum[m][h] = 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s.value[m][n][e] = 0.0f;
+      }
+    }
+  }
+
+  // The B operands of 16 columns of the slot's keys, for 8 keys each.
+  static __device__ __forceinline__ void load_keys(uint32_t (&b)[kScoreTiles][2],
+                                                   const unsigned char* keys, int k) {
+    const int32_t lane = threadIdx.x % 32;
+    uint32_t four[4];
+    if constexpr (Element::kBytes == 1) {
+      prim::ldmatrix_x4(four, keys + lane * TheRing::kPitch + k * 16);
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+        b[n][0] = prim::e4m3_to_f16(four[n]);
+        b[n][1] = prim::e4m3_to_f16(four[n] >> 16);
+      }
+    } else {
+      const int32_t key = lane / 16 * 8 + lane % 8;
+      prim::ldmatrix_x4(four, keys + key * TheRing::kPitch + lane / 8 % 2 * 16 + k * 32);
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+        b[n][0] = four[2 * n];
+        b[n][1] = four[2 * n + 1];
+      }
+    }
+  }
+
+  // score = rows x keys of the slot.
+  __device__ __forceinline__ void multiply_keys(const unsigned char* keys,
+                                                float (&score)[kTiles][kScoreTiles][4]) const {
+    const int32_t lane = threadIdx.x % 32;
+    const unsigned char* query = queries_ +
+                                 (row_group_ * Sizes::kGroupRows + lane % 16) * Sizes::kQueryPitch +
+                                 lane / 16 * 16;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) score[m][n][e] = 0.0f;
+      }
+    }
+#pragma unroll kKeyUnroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      uint32_t b[kScoreTiles][2];
+      load_keys(b, keys, k);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (m >= tiles_) continue;
+        uint32_t a[4];
+        prim::ldmatrix_x4(a, query + m * 16 * Sizes::kQueryPitch + k * 32);
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) element_.multiply(score[m][n], a, b[n]);
+      }
+    }
+  }
+
+  // Scores in units of log 2.
+  __device__ __forceinline__ void scale(float (&score)[kTiles][kScoreTiles][4]) const {
+    const bool capped = p_.soft_cap > 0.0f;
+    const float base = state()->scale * (capped ? 2.0f / p_.soft_cap : 1.0f) * kLog2OfE;
+    const float cap = p_.soft_cap * kLog2OfE;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if (m >= tiles_) continue;
+      float factor[2] = {base, base};
+      if constexpr (Element::kBytes == 1) {
+        const float* own =
+            factors() + row_group_ * Sizes::kGroupRows + m * 16 + threadIdx.x % 32 / 4;
+        factor[0] = base * own[0];
+        factor[1] = base * own[8];
+      }
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = score[m][n][e];
+          x *= factor[e / 2];
+          if (capped) x = cap - 2.0f * cap * prim::reciprocal_approx(1.0f + prim::exp2_approx(x));
+        }
+      }
+    }
+  }
+
+  // Keys that a row does not see get the score -infinity, whatever they hold.
+  __device__ __forceinline__ void mask(float (&score)[kTiles][kScoreTiles][4], int32_t key) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if (m >= tiles_) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int2 range = range_of(m, h);
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int32_t at = key + 8 * n + static_cast<int32_t>(prim::thread_index() % 4) * 2 + e;
+            if (at < range.x || at >= range.y) score[m][n][2 * h + e] = -kInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  // Scores to weights; what has been summed so far is rescaled where a maximum has risen.
+  __device__ __forceinline__ void soften(Weights& w, Sums& s) const {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if (m >= tiles_) continue;
+      bool risen = false;
+      float factor[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float max = -kInfinity;
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) {
+          max = fmaxf(max, fmaxf(w.score[m][n][2 * h], w.score[m][n][2 * h + 1]));
+        }
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        const float now = fmaxf(s.max[m][h], max), base = now == -kInfinity ? 0.0f : now;
+        risen |= now > s.max[m][h];
+        factor[h] = prim::exp2_approx(s.max[m][h] - base);
+        s.max[m][h] = now;
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = w.score[m][n][2 * h + e];
+            x = prim::exp2_approx(x - base);
+            sum += x;
+          }
+        }
+        s.sum[m][h] = fma_f32(s.sum[m][h], factor[h], sum);
+      }
+#pragma unroll
+      for (int k = 0; k < kKeySteps; ++k) {
+        float (&low)[4] = w.score[m][2 * k];
+        float (&high)[4] = w.score[m][2 * k + 1];
+        w.packed[m][k][0] = element_.pack(low[0], low[1]);
+        w.packed[m][k][1] = element_.pack(low[2], low[3]);
+        w.packed[m][k][2] = element_.pack(high[0], high[1]);
+        w.packed[m][k][3] = element_.pack(high[2], high[3]);
+      }
+      if (!__any_sync(0xffffffffu, risen)) continue;
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s.value[m][n][e] *= factor[e / 2];
+      }
+    }
+  }
+
+  // Keys that row g + 8 h of tile m sees; none for rows that do not exist.
+  __device__ __forceinline__ int2 range_of(int m, int h) const {
+    const int32_t row = row_group_ * Sizes::kGroupRows + m * 16 +
+                        static_cast<int32_t>(prim::thread_index() % 32 / 4) + 8 * h;
+    return row < state()->rows ? ranges()[row] : make_int2(0, 0);
+  }
+
+  __device__ __forceinline__ uint32_t without_poison(uint32_t word) const {
+    const uint32_t low = element_.exponent(), high = low << 16;
+    if ((word & low) == low) word &= 0xffff0000u;
+    if ((word & high) == high) word &= 0xffffu;
+    return word;
+  }
+
+  // The B operands of 16 columns of the slot's values, tiles of 8 columns 2n and 2n + 1, for 16
+  // keys each. One-byte elements come in pairs of columns: the even ones make the first tile.
+  static __device__ __forceinline__ void load_values(uint32_t (&b)[2][kKeySteps][2],
+                                                     const unsigned char* values, int n) {
+    const int32_t lane = threadIdx.x % 32;
+    uint32_t four[4];
+    if constexpr (Element::kBytes == 1) {
+      prim::ldmatrix_x4_trans(four, values + lane * TheRing::kPitch + n * 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        b[0][i / 2][i % 2] = prim::e4m3_to_f16(__byte_perm(four[i], 0, 0x4420));
+        b[1][i / 2][i % 2] = prim::e4m3_to_f16(__byte_perm(four[i], 0, 0x4431));
+      }
+    } else {
+      prim::ldmatrix_x4_trans(four, values + lane % 16 * TheRing::kPitch + lane / 16 * 16 + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = four[i];
+    }
+  }
+
+  // value += weights x values of the slot.
+  __device__ __forceinline__ void multiply_values(const unsigned char* values, const Weights& w,
+                                                  Sums& s, bool poisoned) const {
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t b[2][kKeySteps][2];
+      load_values(b, values, n);
+      if (poisoned) {
+#pragma unroll
+        for (int i = 0; i < 4 * kKeySteps; ++i) {
+          uint32_t& word = b[i / (2 * kKeySteps)][i / 2 % kKeySteps][i % 2];
+          word = without_poison(word);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (m >= tiles_) continue;
+#pragma unroll
+        for (int k = 0; k < kKeySteps; ++k) {
+          element_.multiply(s.value[m][2 * n], w.packed[m][k], b[0][k]);
+          element_.multiply(s.value[m][2 * n + 1], w.packed[m][k], b[1][k]);
+        }
+      }
+    }
+  }
+
+  // Whether the slot holds an infinity or NaN.
+  __device__ __forceinline__ bool has_poison(const unsigned char* values) const {
+    const uint32_t low = element_.exponent(), high = low << 16;
+    bool found = false;
+    for (int i = prim::thread_index() % 32; i < kKeys * TheRing::kPieces; i += 32) {
+      const uint4 v = *reinterpret_cast<const uint4*>(
+          values + i / TheRing::kPieces * TheRing::kPitch + i % TheRing::kPieces * 16);
+      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (Element::kBytes == 1) {
+          found |= (((words[j] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
+        } else {
+          found |= (words[j] & low) == low || (words[j] & high) == high;
+        }
+      }
+    }
+    return __any_sync(0xffffffffu, found) != 0;
+  }
+
+  // What multiply_values() has left out: infinities and NaN of masked steps, to the rows that see
+  // them. A weight does not change what comes of them. Whole CTA, behind merge().
+  __device__ void add_poison(const Tile& t, int32_t from, int32_t to) const {
+    for (int32_t key = from; key < to; ++key) {
+      const int32_t step = key / kKeys * kKeys;
+      if (step >= state()->all_see.x && step <= state()->all_see.y - kKeys) continue;
+      const int32_t page = p_.page_table[t.request * p_.page_table_stride + key / p_.page_size];
+      if (page < 0 || page >= p_.num_pages) continue;
+      const int64_t at =
+          page * p_.page_stride + key % p_.page_size * p_.row_stride + t.head * p_.head_stride;
+      for (int32_t d = prim::thread_index(); d < kDim; d += blockDim.x) {
+        const float v = load_kv(p_.v_cache, p_.cache_dtype, at + d);
+        if (v - v == 0.0f) continue;
+        for (int32_t row = 0; row < t.rows; ++row) {
+          if (key < ranges()[row].x || key >= ranges()[row].y) continue;
+          reinterpret_cast<float*>(rings())[row * Sizes::kValuePitch + d] += v;
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // The four key groups' sums side by side where the rings were, and what each is worth.
+  __device__ __forceinline__ bool merge(Sums& s, bool bad) {
+    const int32_t lane = prim::thread_index() % 32;
+    const int32_t all = all_rows();
+    const int32_t first = row_group_ * Sizes::kGroupRows + lane / 4;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float sum = s.sum[m][h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (lane % 4 == 0) {
+          softmax()[key_group_ * all + first + m * 16 + h * 8] = make_float2(s.max[m][h], sum);
+        }
+      }
+    }
+    const bool any = __syncthreads_or(bad) != 0;
+    float* to = reinterpret_cast<float*>(rings() + key_group_ * args_.config.ring_bytes);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if (m >= tiles_) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int32_t row = first + m * 16 + h * 8;
+        const float factor = prim::exp2_approx(s.max[m][h] - base_of(row, all));
+        float* line = to + row * Sizes::kValuePitch;
+#pragma unroll
+        for (int n = 0; n < kColumns / 2; ++n) {
+          const float (&even)[4] = s.value[m][2 * n];
+          const float (&odd)[4] = s.value[m][2 * n + 1];
+          const float x[4] = {even[2 * h] * factor, even[2 * h + 1] * factor, odd[2 * h] * factor,
+                              odd[2 * h + 1] * factor};
+          if constexpr (Element::kBytes == 1) {
+            *reinterpret_cast<float4*>(line + 16 * n + lane % 4 * 4) =
+                make_float4(x[0], x[2], x[1], x[3]);
+          } else {
+            float* pair = line + 16 * n + lane % 4 * 2;
+            *reinterpret_cast<float2*>(pair) = make_float2(x[0], x[1]);
+            *reinterpret_cast<float2*>(pair + 8) = make_float2(x[2], x[3]);
+          }
+        }
+      }
+    }
+    for (int32_t row = prim::thread_index(); row < state()->rows; row += blockDim.x) {
+      const float base = base_of(row, all);
+      float max = -kInfinity, sum = 0.0f;
+      for (int w = 0; w < kKeyGroups; ++w) {
+        const float2 part = softmax()[w * all + row];
+        max = fmaxf(max, part.x);
+        sum = fma_f32(part.y, prim::exp2_approx(part.x - base), sum);
+      }
+      softmax()[kKeyGroups * all + row] = make_float2(max, sum);
+    }
+    __syncthreads();
+    return any;
+  }
+
+  // The maximum of a row over the key groups; 0 if it has no key.
+  __device__ __forceinline__ float base_of(int32_t row, int32_t all) const {
+    float max = -kInfinity;
+    for (int w = 0; w < kKeyGroups; ++w) max = fmaxf(max, softmax()[w * all + row].x);
+    return max == -kInfinity ? 0.0f : max;
+  }
+
+  const Args& args_;
+  const Params& p_;
+  const Exchange& exchange_;
+  const Element element_;
+  int32_t key_group_, row_group_;
+  unsigned char* queries_;  // [rows][kQueryPitch bytes], then what else lies in shared memory
+  int32_t tiles_ = 0;       // of 16 rows that this warp has
+};
+
+}  // namespace dspark::cuda::attention
+
+#endif  // DSPARK_CUDA_VERIFY_ATTENTION_TILE_MMA_CUH_
