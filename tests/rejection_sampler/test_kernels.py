@@ -61,7 +61,7 @@ def test_any_call_has_the_bits_of_the_cpu(
     kernels: str, divide: Any, random_call: Any, name: str
 ) -> None:
     divide(name)
-    each = 10 if name in ("team-of-eight", "all-rows-in-teams") else 24
+    each = 8 if name in ("team-of-eight", "all-rows-in-teams") else 16
     first = 24 * list(DIVISIONS).index(name)
     for seed in range(first, first + each):
         target, drafts, kwargs = random_call(np.random.default_rng(seed))

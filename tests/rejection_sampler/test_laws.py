@@ -17,7 +17,7 @@ import dspark_ext as dx
 from dspark_ext.results import Draft, Verification
 
 LEVEL = 1e-5  # of a right implementation, one test in 10^5 fails
-COUNT = {"reference": 1200, "cpu": 60_000, "simt": 150, "cuda": 60_000}
+COUNT = {"reference": 1200, "cpu": 60_000, "simt": 100, "cuda": 60_000}
 CONTROLLED = 10_000  # draws that show the fault of a control
 
 
