@@ -9,8 +9,8 @@ constexpr size_t kPlainSharedBytes = 48 * 1024;
 
 dspark_status failed(const char* name, const char* call, cudaError_t error, int line) {
   cudaGetLastError();  // an error that is not sticky must not surface in the caller's next call
-  const bool crowded =
-      error == cudaErrorCooperativeLaunchTooLarge || error == cudaErrorNotSupported;
+  const bool crowded = error == cudaErrorCooperativeLaunchTooLarge ||
+                       error == cudaErrorInvalidClusterSize || error == cudaErrorNotSupported;
   return failed_status(crowded ? DSPARK_UNSUPPORTED : DSPARK_CUDA_ERROR, __FILE__, line,
                        "%s: %s: %s (%s)", name, call, cudaGetErrorString(error),
                        cudaGetErrorName(error));

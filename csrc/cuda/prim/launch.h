@@ -62,8 +62,9 @@ dspark_status max_resident_blocks(void (*kernel)(P...), int threads, size_t shar
 namespace dspark::prim {
 
 /// Start `kernel`. `name` stands in the message of a status that is not DSPARK_OK. A cooperative
-/// launch whose blocks do not fit on the device together is DSPARK_UNSUPPORTED: a part of the
-/// device may be all that the caller's context has, which no limit tells.
+/// launch whose blocks do not fit on the device together, or a cluster that does not, is
+/// DSPARK_UNSUPPORTED: a part of the device may be all that the caller's context has, which no
+/// limit tells.
 template <class... P, class... A>
 dspark_status launch(const char* name, void (*kernel)(P...), const LaunchConfig& config,
                      A... arguments) {

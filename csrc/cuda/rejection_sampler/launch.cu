@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <initializer_list>
 
 #include "core/families.h"
 #include "cuda/prim/launch.h"
@@ -65,18 +66,26 @@ void choose_memory(const Params& p, const prim::DeviceLimits& device, Plan* plan
   plan->shared_bytes = static_cast<int32_t>(used);
 }
 
-Plan plan_for(const Params& p, const prim::DeviceLimits& device) {
+// A division into teams of this size.
+Plan divide(const Params& p, const prim::DeviceLimits& device, bool rows_at_once, int32_t team) {
   Plan plan{};
   plan.segments = (p.vocab_size + kSegment - 1) / kSegment;
+  plan.rows_at_once = rows_at_once ? 1 : 0;
+  plan.team = team;
+  plan.slice = (plan.segments + team - 1) / team;
+  plan.prefetch = !rows_at_once && team >= 4 ? 1 : 0;
+  choose_memory(p, device, &plan);
+  return plan;
+}
+
+// Of a call whose rows have to be read, or are mostly known to the engine.
+Plan plan_for(const Params& p, const prim::DeviceLimits& device, bool told) {
+  const int32_t segments = (p.vocab_size + kSegment - 1) / kSegment;
   const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
   // Teams of four for every row at once: worth it as long as they run together.
   const bool few = 4 * rows <= int64_t{kResident} * device.multiprocessors;
-  plan.rows_at_once = asked_for("DSPARK_REJECTION_SAMPLER_ROWS", few ? 1 : 0) != 0 ? 1 : 0;
-  plan.team = team_for(plan.rows_at_once != 0 ? rows : p.num_requests, plan.segments, device);
-  plan.slice = (plan.segments + plan.team - 1) / plan.team;
-  plan.prefetch = plan.rows_at_once == 0 && plan.team >= 4 ? 1 : 0;
-  choose_memory(p, device, &plan);
-  return plan;
+  const bool at_once = !told && asked_for("DSPARK_REJECTION_SAMPLER_ROWS", few ? 1 : 0) != 0;
+  return divide(p, device, at_once, team_for(at_once ? rows : p.num_requests, segments, device));
 }
 
 size_t carve(const Params& p, const Plan& plan, char* base, verify::Work* work) {
@@ -103,41 +112,44 @@ dspark_status start(const Args& args, Phase phase, int64_t teams, void* stream) 
   return prim::launch("rejection_sampler", verify::rejection_sampler_kernel, config, call);
 }
 
+dspark_status run(const Params& p, const Plan& plan, void* scratch, void* stream) {
+  Args args{p, plan, {}, Phase::kWhole};
+  carve(p, plan, static_cast<char*>(scratch), &args.work);
+  if (plan.rows_at_once == 0) return start(args, Phase::kWhole, p.num_requests, stream);
+  const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
+  const dspark_status status = start(args, Phase::kRows, rows, stream);
+  return status.code == DSPARK_OK ? start(args, Phase::kDecide, p.num_requests, stream) : status;
+}
+
 }  // namespace
 
 dspark_status rejection_sampler_workspace(const Params& p, size_t* bytes) {
   prim::DeviceLimits device;
   const dspark_status limits = prim::device_limits(&device);
   if (limits.code != DSPARK_OK) return limits;
-  verify::Work unused;
-  Plan plan = plan_for(p, device);
-  *bytes = carve(p, plan, nullptr, &unused);
-  if (plan.rows_at_once == 0) return limits;
-  plan.rows_at_once = plan.shared_stats =
-      0;  // an engine that tells the lse has its rows one by one
-  const size_t other = carve(p, plan, nullptr, &unused);
-  *bytes = other > *bytes ? other : *bytes;
+  *bytes = 0;
+  for (const bool told : {false, true}) {
+    const Plan plan = plan_for(p, device, told);
+    for (const int32_t team : {plan.team, 1}) {
+      verify::Work unused;
+      const Plan other = divide(p, device, plan.rows_at_once != 0, team);
+      const size_t needed = carve(p, other, nullptr, &unused);
+      *bytes = needed > *bytes ? needed : *bytes;
+    }
+  }
   return limits;
 }
 
 dspark_status rejection_sampler(const Params& p, void* scratch, void* stream) {
   if (p.num_requests == 0) return ok_status();
   prim::DeviceLimits device;
-  dspark_status status = prim::device_limits(&device);
-  if (status.code != DSPARK_OK) return status;
-  Args args{p, plan_for(p, device), {}, Phase::kWhole};
-  if (p.target_lse != nullptr) {  // most rows need not be read at all
-    Plan& plan = args.plan;
-    plan.rows_at_once = 0;
-    plan.team = team_for(p.num_requests, plan.segments, device);
-    plan.slice = (plan.segments + plan.team - 1) / plan.team;
-    choose_memory(p, device, &plan);
-  }
-  carve(p, args.plan, static_cast<char*>(scratch), &args.work);
-  const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
-  if (args.plan.rows_at_once == 0) return start(args, Phase::kWhole, p.num_requests, stream);
-  status = start(args, Phase::kRows, rows, stream);
-  return status.code == DSPARK_OK ? start(args, Phase::kDecide, p.num_requests, stream) : status;
+  const dspark_status limits = prim::device_limits(&device);
+  if (limits.code != DSPARK_OK) return limits;
+  const Plan plan = plan_for(p, device, p.target_lse != nullptr);
+  const dspark_status status = run(p, plan, scratch, stream);
+  if (status.code != DSPARK_UNSUPPORTED || plan.team == 1) return status;
+  // A part of a device may hold no cluster: the same work for CTAs alone.
+  return run(p, divide(p, device, plan.rows_at_once != 0, 1), scratch, stream);
 }
 
 }  // namespace dspark::cuda

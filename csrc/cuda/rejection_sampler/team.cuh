@@ -36,6 +36,7 @@ struct Team {
       __syncthreads();
       return;
     }
+    __syncwarp();  // whole warps arrive
     prim::cluster_arrive();
     prim::cluster_wait();
   }
