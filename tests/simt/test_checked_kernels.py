@@ -260,7 +260,7 @@ def verify_attention(
 
     def run() -> None:
         rng = np.random.default_rng(6)
-        q_len, kv_len = [3, 0, 9, 1], [150, 5, 300, 64]
+        kv_len = [150, 5, 300, 64]  # of 3, 0, 9 and 1 query tokens
         pages = [-(-n // 8) for n in kv_len]
         table = torch.full((4, max(pages)), -1, dtype=torch.int32)
         free = iter(rng.permutation(sum(pages)))
