@@ -1,37 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time prefix_scheduler against the same schedule composed of NumPy and of torch operations.
 
-    python bench/bench_prefix_scheduler.py [--json] [--rounds N] [--seed S]
+    python bench/bench_prefix_scheduler.py [--device cpu|cuda] [--seconds S] [--limit S] [--check]
+                                           [--json] [--seed N] [--save [FILE]]
 
-All contenders solve the same problem in the same run, in alternating order: lengths, cu_seqlens,
-Theta and the marker tensor. Their lengths are compared before anything is timed. Medians.
+All contenders solve the same problem in the same run, in turns: lengths, cu_seqlens, Theta and the
+marker tensor. Their lengths are compared before anything is timed. Microseconds, medians. --save
+keeps the JSON in FILE, or in bench/results/<machine>/; with --check the exit code is 1 when a goal
+is missed.
 
-* c: the C call alone, parameters filled in (what an engine in C++ pays)
-* op: the Python function with preallocated results
-* numpy, torch: a stable sort of all candidates, cumulative sums, the first Theta that does not rise
-  (causal) or the best one (search), and the layout by repeat
+    c             the C call alone, parameters filled in (what an engine in C++ pays)
+    op            the Python function, with a CostTable
+    numpy, torch  a stable sort of all candidates, cumulative sums, the first Theta that does not
+                  rise (causal) or the best one (search), and the layout by repeat
+    model         on a GPU: bench/lib/roofline.py, which is a model of latencies
 
-One round of a 512 x 16 batch has 8192 candidates. The compositions always sort all of them; the
-operator merges the requests' rows, which are sorted already, and stops where Theta stops rising.
+On a CPU a turn calls a contender twice. The first call finds caches and branch predictors as the
+others left them, as behind a model's forward ("cold"); the second finds its own ("warm"). The goals
+and ratios are of warm calls. On a GPU every contender is a CUDA graph; its goals are of warm
+replays, too.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from lib import roofline
+from lib.report import arguments, publish
+
 import dspark_ext as dx
 from dspark_ext import _C
 
-SHAPES = ((1, 7), (8, 7), (64, 7), (64, 16), (512, 16))
+SHAPES = ((1, 7), (8, 7), (64, 7), (128, 7), (64, 16), (512, 16))
+GOAL_CPU = 5.0  # NumPy over the C call at R = 128, gamma = 7
+GOALS_GPU = ((1024, 4.0), (8192, 8.0))  # candidates, microseconds
 Schedule = tuple[Any, Any, Any, Any, Any]
 
 
@@ -55,117 +65,192 @@ def numpy_schedule(a: np.ndarray, live: np.ndarray, ms: np.ndarray, search: bool
 
 
 def torch_schedule(a: torch.Tensor, live: torch.Tensor, ms: torch.Tensor, search: bool) -> Schedule:
-    requests = len(a)
+    """Return the schedule; without a host's look at the data, so that a graph can hold it."""
+    requests, tokens = len(a), a.numel() + len(a)
     key, order = torch.sort(a.t().reshape(-1), descending=True, stable=True)
-    tau = requests + torch.cat([torch.zeros(1, dtype=torch.float64), key.double().cumsum(0)])
+    tau = requests + torch.nn.functional.pad(key.double().cumsum(0), (1, 0))
     theta = tau * (1000.0 / ms[requests : requests + len(tau)])
     if search:
-        n = int(torch.argmax(theta))
+        n = theta.argmax()
         order = torch.sort(live.t().reshape(-1), descending=True, stable=True)[1]
     else:
-        falls = (theta[1:] <= theta[:-1]).nonzero()
-        n = int(falls[0]) if len(falls) else len(key)
-    length = torch.bincount(order[:n] % requests, minlength=requests)
-    cu = torch.cat([torch.zeros(1, dtype=torch.int64), (1 + length).cumsum(0)])
-    row = torch.repeat_interleave(torch.arange(requests), 1 + length)
-    return length, cu, theta[n], row, torch.arange(int(cu[-1])) - cu[row]
+        rises = (theta[1:] > theta[:-1]).int()
+        n = rises.cumprod(0).sum()
+    taken = torch.arange(len(key), device=a.device) < n
+    length = torch.zeros(requests, dtype=torch.int64, device=a.device)
+    length = length.scatter_add(0, order % requests, taken.long())
+    cu = torch.nn.functional.pad((1 + length).cumsum(0), (1, 0))
+    place = torch.arange(tokens, device=a.device)
+    row = torch.searchsorted(cu, place, right=True) - 1  # padded: the batch may be any size
+    return length, cu, theta[n], row, place - cu[row.clamp(max=requests)]
 
 
-def c_call(a: np.ndarray, old: np.ndarray, ms: np.ndarray, search: bool, plan: dx.Plan) -> Any:
+def c_call(a: np.ndarray, old: np.ndarray, table: dx.CostTable, search: bool) -> Any:
+    plan = dx.prefix_schedule(a, table)
     p = _C.PrefixSchedulerParams()
     p.num_requests, p.gamma = a.shape
     p.mode, p.budget, p.capacity = int(search), -1, -1
     p.survival, p.survival_stride = a.ctypes.data, a.shape[1]
     if search:
         p.lagged, p.lagged_stride = old.ctypes.data, a.shape[1]
-    p.cost_ms, p.cost_size = ms.ctypes.data, len(ms)
+    p.cost_ms, p.cost_size = table.array.ctypes.data, len(table.array)
     for name in ("length", "cu_seqlens", "total_tokens", "theta", "row_to_request", "row_offset",
                  "work", "status"):  # fmt: skip
         setattr(p, name, getattr(plan, name).ctypes.data)
     p.padded_tokens, p.work_size = len(plan.row_offset), len(plan.work)
     scratch = np.empty(_C.prefix_scheduler_workspace(_C.CPU, p), np.uint8)
-    keep = (a, old, ms, plan, scratch)
-    return lambda: (_C.prefix_scheduler(_C.CPU, p, scratch.ctypes.data, scratch.size), keep)[0]
+
+    def call() -> Any:
+        _C.prefix_scheduler(_C.CPU, p, scratch.ctypes.data, scratch.size)
+        return plan.length, a, old, table
+
+    return call
 
 
-def contenders(
-    requests: int, gamma: int, search: bool, rng: np.random.Generator
-) -> tuple[dict[str, Callable[[], Any]], dx.Plan]:
-    a, old = (
+def problem(requests: int, gamma: int, seed: int) -> tuple[np.ndarray, np.ndarray, dx.CostTable]:
+    """Live and old survivals, and a step whose fixed part is worth 40 % of the drafts."""
+    rng = np.random.default_rng([seed, requests, gamma])
+    live, old = (
         np.ascontiguousarray(
             np.cumprod(rng.beta(5, 1, (requests, gamma)).astype(np.float32), axis=1)
         )
         for _ in range(2)
     )
-    # A step that costs as much for 40 % of the batch's drafts as for none: both modes stop inside.
-    ms = 1 + np.arange(requests * (gamma + 1) + 1) / (0.4 * requests * gamma)
+    tokens = np.arange(1, requests * (gamma + 1) + 1)
+    return live, old, dx.CostTable.from_points(tokens, 1 + tokens / (0.4 * requests * gamma))
+
+
+def contenders(requests: int, gamma: int, search: bool, seed: int, device: str) -> dict[str, Any]:
+    live, old, table = problem(requests, gamma, seed)
     lagged = dx.LaggedSurvival()
     for _ in range(2):
         lagged.push(old)
     k: dict[str, Any] = {"mode": "two_phase", "lagged": lagged} if search else {}
-    plan = dx.prefix_schedule(a, ms, **k)
-    ranked = old if search else a
-    ta, tl, tms = torch.from_numpy(ranked), torch.from_numpy(a), torch.from_numpy(ms)
-    runs: dict[str, Callable[[], Any]] = {
-        "c": c_call(a, old, ms, search, dx.prefix_schedule(a, ms, **k)),
-        "op": lambda: dx.prefix_schedule(a, ms, out=plan, **k),
-        "numpy": lambda: numpy_schedule(ranked, a, ms, search),
-        "torch": lambda: torch_schedule(ta, tl, tms, search),
-    }
-    for name in ("numpy", "torch"):
-        if runs[name]()[0].tolist() != plan.length.tolist():
-            raise SystemExit(f"{name} disagrees with the operator at R={requests} gamma={gamma}")
-    return runs, plan
-
-
-def time_all(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(rounds + 2):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if i >= 2:
-                taken[name].append(1e6 * (time.perf_counter() - start))
-    return {name: statistics.median(us) for name, us in taken.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the prefix scheduler.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--rounds", type=int, default=200, help="timed repetitions (default 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the survivals (default 0)")
-    args = parser.parse_args()
-    rows = []
-    for requests, gamma in SHAPES:
-        for search in (False, True):
-            rng = np.random.default_rng([args.seed, requests, gamma])
-            runs, plan = contenders(requests, gamma, search, rng)
-            us = time_all(runs, args.rounds)
-            row: dict[str, Any] = {
-                "mode": "two_phase" if search else "causal",
-                "requests": requests,
-                "gamma": gamma,
-                "admitted": int(plan.length.sum()),
-                **{f"{name}_us": round(t, 2) for name, t in us.items()},
-                "numpy_over_c": round(us["numpy"] / us["c"], 2),
-                "numpy_over_op": round(us["numpy"] / us["op"], 2),
-                "torch_over_op": round(us["torch"] / us["op"], 2),
-            }
-            rows.append(row)
-            if not args.json:
-                if len(rows) == 1:
-                    print("  ".join(f"{name:>13}" for name in row))
-                print("  ".join(f"{value!s:>13}" for value in row.values()))
-    if args.json:
-        machine = {
-            "cpu": platform.processor() or platform.machine(),
-            "level": _C.cpu_level(),
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-            "dspark": dx.__version__,
+    ranked = old if search else live
+    there = [torch.from_numpy(x).to(device) for x in (ranked, live, table.array)]
+    if device == "cuda":
+        p = cuda_call(there[1], torch.from_numpy(old).cuda(), there[2], search)
+        runs: dict[str, Any] = {"op": p}
+    else:
+        runs = {
+            "c": c_call(live, old, table, search),
+            "op": lambda: (dx.prefix_schedule(live, table, **k).length,),
+            "numpy": lambda: numpy_schedule(ranked, live, table.array, search),
         }
-        print(json.dumps({"bench": "prefix_scheduler", "machine": machine, "rows": rows}, indent=1))
+    runs["torch"] = lambda: torch_schedule(*there, search)
+    want = dx.prefix_schedule(live, table, **k, backend="reference").length.tolist()
+    for name, run in runs.items():
+        if run()[0].tolist() != want:
+            raise SystemExit(f"{name} disagrees with the reference at R={requests} gamma={gamma}")
+    return runs
+
+
+def cuda_call(live: torch.Tensor, old: torch.Tensor, ms: torch.Tensor, search: bool) -> Any:
+    """Return a call whose budget comes from arrays of the device, as a captured engine has them."""
+    plan = dx.prefix_schedule(live, ms)
+    if not search:
+        return lambda: (dx.prefix_schedule(live, ms, out=plan).length,)
+    p = _C.PrefixSchedulerParams()
+    p.num_requests, p.gamma = live.shape
+    p.mode, p.budget, p.capacity = 1, -1, -1
+    p.survival, p.survival_stride = live.data_ptr(), live.shape[1]
+    p.lagged, p.lagged_stride = old.data_ptr(), live.shape[1]
+    p.cost_ms, p.cost_size = ms.data_ptr(), len(ms)
+    for name in ("length", "cu_seqlens", "total_tokens", "theta", "row_to_request", "row_offset",
+                 "work", "status"):  # fmt: skip
+        setattr(p, name, getattr(plan, name).data_ptr())
+    p.padded_tokens, p.work_size = len(plan.row_offset), len(plan.work)
+    bytes_needed = _C.prefix_scheduler_workspace(_C.CUDA, p)
+    scratch = torch.empty(max(bytes_needed, 1), dtype=torch.uint8, device="cuda")
+
+    def call() -> Any:
+        stream = torch.cuda.current_stream().cuda_stream
+        _C.prefix_scheduler(_C.CUDA, p, scratch.data_ptr(), bytes_needed, stream)
+        return plan.length, live, old, ms
+
+    return call
+
+
+def time_cpu(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, tuple[float, float]]:
+    """Median (cold, warm) microseconds of each contender; at least 20 turns."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    names, end, turn = list(runs), time.perf_counter() + seconds, 0
+    while turn < 20 or time.perf_counter() < end:
+        for i in range(len(names)):
+            name = names[(i + turn) % len(names)]
+            pair = []
+            for _ in range(2):
+                start = time.perf_counter()
+                runs[name]()
+                pair.append(1e6 * (time.perf_counter() - start))
+            if turn:
+                taken[name].append((pair[0], pair[1]))
+        turn += 1
+    return {n: (float(np.median(t, axis=0)[0]), float(np.median(t, axis=0)[1]))
+            for n, t in taken.items()}  # fmt: skip
+
+
+def time_gpu(runs: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, float]]:
+    from lib.graphs import capture, replay_in_turns
+
+    times = replay_in_turns({name: capture(run) for name, run in runs.items()})
+    return {name: (t.cold, t.warm) for name, t in times.items()}
+
+
+def measure(shape: tuple[int, int], search: bool, device: str, o: Any) -> dict[str, Any]:
+    requests, gamma = shape
+    runs = contenders(requests, gamma, search, o.seed, device)
+    us = time_gpu(runs) if device == "cuda" else time_cpu(runs, o.seconds)
+    first = "op" if device == "cuda" else "c"
+    row: dict[str, Any] = {"mode": "two_phase" if search else "causal", "R": requests,
+                           "gamma": gamma, "admitted": int(runs[first]()[0].sum())}  # fmt: skip
+    for name, (cold, warm) in us.items():
+        row |= {f"{name} us": round(warm, 2), f"{name} cold": round(cold, 2)}
+    if device == "cuda":
+        row["model us"] = round(1e6 * roofline.schedule(requests, gamma, search), 2)
+    else:
+        row["numpy/c"] = round(us["numpy"][1] / us["c"][1], 2)
+        row["numpy/op"] = round(us["numpy"][1] / us["op"][1], 2)
+    row[f"torch/{first}"] = round(us["torch"][1] / us[first][1], 2)
+    return row
+
+
+def goals(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    found = []
+    for row in rows:
+        what = f"{row['mode']}, R = {row['R']}, gamma = {row['gamma']}"
+        if device == "cpu" and (row["R"], row["gamma"]) == (128, 7):
+            got = row["numpy/c"]
+            found.append({"goal": f"numpy/c, {what}", "wanted": f">= {GOAL_CPU}", "got": got,
+                          "met": got >= GOAL_CPU})  # fmt: skip
+        if device == "cuda":
+            most = next(us for n, us in GOALS_GPU if row["R"] * row["gamma"] <= n)
+            found.append({"goal": f"op us, {what}", "wanted": f"<= {most}", "got": row["op us"],
+                          "met": row["op us"] <= most})  # fmt: skip
+    return found
+
+
+def main() -> int:
+    parser = arguments(str(__doc__))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
+    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
+    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
+    options = parser.parse_args()
+    end = time.monotonic() + options.limit
+    rows = []
+    for shape in SHAPES:
+        for search in (False, True):
+            if time.monotonic() < end:
+                rows.append(measure(shape, search, options.device, options))
+    wanted = goals(rows, options.device)
+    name = f"prefix_scheduler_{options.device}"
+    publish(rows, as_json=options.json, more={"goals": wanted},
+            note="microseconds a call, warm; cold: see the head of the file",
+            save=name if options.save == "" else options.save)  # fmt: skip
+    missed = [goal["goal"] for goal in wanted if not goal["met"]]
+    return int(options.check and (bool(missed) or not wanted))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,8 +11,8 @@
 #
 # Each part has a time limit of its own and what is left of the whole; one that fails does not stop
 # the next. FOLDER (default build/gpu_check/results) gets gpu_check.json, constants.json,
-# markov_loop_cuda.json, rejection_sampler_cuda.json and log.txt. Without a GPU every part is named
-# as skipped and the exit code is 0; otherwise it is 1 when a part failed, or missed its goals.
+# the benches' *_cuda.json and log.txt. Without a GPU every part is named as skipped and the exit code
+# is 0; otherwise it is 1 when a part failed, or missed its goals.
 #
 # PYTHON names the interpreter (default python3): with torch for CUDA, pytest, pybind11, setuptools.
 # GPU_CHECK_SECONDS is the time for all parts (default 465).
@@ -79,7 +79,7 @@ report() {
 }
 
 parts=(build wrappers conformance kernels constants markov_loop rejection_sampler verify_attention
-  sanitizer)
+  prefix_scheduler sanitizer)
 why=
 query=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
 gpu=${query%,*}
@@ -136,6 +136,8 @@ part rejection_sampler 90 "$python" "$root/bench/bench_rejection_sampler.py" --d
   --limit 60 --check --save "$results/rejection_sampler_cuda.json"
 part verify_attention 90 "$python" "$root/bench/bench_verify_attention.py" --device cuda \
   --limit 60 --check --save "$results/verify_attention_cuda.json"
+part prefix_scheduler 45 "$python" "$root/bench/bench_prefix_scheduler.py" --device cuda \
+  --limit 30 --check --save "$results/prefix_scheduler_cuda.json"
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck racecheck synccheck; do
     part "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10 \

@@ -364,6 +364,9 @@ class LaggedSurvival:
             raise ArgumentError(
                 f"LaggedSurvival: gamma: got {gamma}, expected {self._ring.shape[2]} as pushed"
             )
+        known = len(slots) and slots.min() >= 0 and slots.max() < len(self._held)
+        if known and self._held[slots].min() >= self.rounds:  # usually everybody has a history
+            return self._ring[(self._head[slots] - self.rounds) % self._depth, slots]
         powers = np.power(self.prior, np.arange(1, gamma + 1)).astype(np.float32)
         out: NDArray[np.float32] = np.tile(powers, (len(slots), 1))
         inside = (slots >= 0) & (slots < len(self._held))

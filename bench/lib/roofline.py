@@ -24,6 +24,7 @@ __all__ = [
     "floor",
     "loop",
     "resident",
+    "schedule",
     "step",
     "stock",
     "support_floor",
@@ -60,6 +61,13 @@ class Device:
 
 
 H200 = Device()
+SCHEDULE_THREADS = 512
+SCHEDULE_STEP = 30e-9  # a barrier of the block and a look into shared memory; assumed
+SCHEDULE_PASS_STEPS = 5  # histogram, two levels of a scan, scatter
+SCHEDULE_OTHER_STEPS = 10
+SCHEDULE_SORT_CYCLES = 16.0  # a candidate and thread in one pass; assumed
+SCHEDULE_PRICE_CYCLES = 60.0  # a division in float64, and the layout; assumed
+SCHEDULE_LOAD = 0.8e-6  # the first answer of the memory; assumed
 FEW_REQUESTS = 64  # up to here the accumulators leave registers for W2
 MIN_TENSOR_REQUESTS = 8  # below, the tensor cores are padded: W2's bytes decide, not arithmetic
 OPERATIONS = 12  # fp32 operations a logit in the epilogue
@@ -313,6 +321,19 @@ def stock(
     return gamma * max(busy, STOCK_KERNELS * device.kernel)
 
 
+def schedule(requests: int, gamma: int, two_phase: bool = False, *, device: Device = H200) -> float:
+    """Return the seconds of the prefix scheduler: latencies of one block, no traffic to speak of.
+
+    The block loads the survivals once, sorts every candidate in four passes (twice for a budget
+    that is searched), scans tau, prices every prefix in float64 and writes the layout.
+    """
+    each = -(-requests * gamma // SCHEDULE_THREADS)  # candidates of a thread
+    cycle = 1.0 / device.clock
+    one_pass = SCHEDULE_PASS_STEPS * SCHEDULE_STEP + each * SCHEDULE_SORT_CYCLES * cycle
+    rest = SCHEDULE_OTHER_STEPS * SCHEDULE_STEP + each * SCHEDULE_PRICE_CYCLES * cycle
+    return device.kernel + SCHEDULE_LOAD + (2 if two_phase else 1) * (4 * one_pass + rest)
+
+
 def main() -> None:
     """Print the tables."""
     shapes = [(r, v) for r in (1, 8, 32, 128, 256) for v in (49152, 129280, 151936, 262144)]
@@ -335,6 +356,11 @@ def main() -> None:
     for r, v in shapes:
         cells = [floor(r, v), loop(r, v), built(r, v), loop(r, v, width=1), stock(r, v)]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:10.1f}" for x in cells))
+    print("\nprefix scheduler, microseconds")
+    print("   R  gamma    causal  two_phase")
+    for r, gamma in ((1, 7), (128, 7), (64, 16), (512, 16)):
+        cells = [schedule(r, gamma), schedule(r, gamma, two_phase=True)]
+        print(f"{r:4} {gamma:6}  " + "  ".join(f"{1e6 * x:8.1f}" for x in cells))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu_check.sh"
 PARTS = ["build", "wrappers", "conformance", "kernels", "constants", "markov_loop"]
-PARTS += ["rejection_sampler", "verify_attention", "sanitizer"]
+PARTS += ["rejection_sampler", "verify_attention", "prefix_scheduler", "sanitizer"]
 
 
 def run(tools: Path, results: Path, **variables: str) -> tuple[int, str, dict[str, Any]]:

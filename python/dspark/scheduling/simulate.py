@@ -51,7 +51,7 @@ class Workload:
 
     output_tokens: int = 192
     prompt_tokens: int = 512
-    tokens: int = 24_000
+    tokens: int = 12_000
     seed: int = 0
     mtp_draft_share: float = 0.4
     draft_in_theta: bool = True

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="none mtp1 staticN thresholdX causal two_phase two_phase:lagN "
                        "two_phase:unsafe_lagN oracle; behind a search +minN, +weightX, +ageN, "
                        "+gate (default: all without those)")  # fmt: skip
-    group.add_argument("--tokens", type=int, default=24_000, help="emitted tokens of a point")
+    group.add_argument("--tokens", type=int, default=12_000, help="emitted tokens of a point")
     group.add_argument("--output-tokens", type=int, default=192, help="mean of a request")
     group.add_argument("--prompt-tokens", type=int, default=512, help="mean of a request")
     _add_cost(parser.add_argument_group("cost"))
