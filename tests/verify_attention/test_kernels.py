@@ -153,7 +153,7 @@ def test_poison_stays_with_the_rows_that_see_it(
     assert rows[4:6, 2:].all()
 
 
-@pytest.mark.parametrize("bad", [-1, 10**6, -(2**31)])
+@pytest.mark.parametrize("bad", [10**6, -(2**31)])
 @pytest.mark.parametrize("invariant", [False, True], ids=["balanced", "invariant"])
 def test_a_bad_page_of_a_shared_tile(
     backend: str, make_batch: Any, bad: int, invariant: bool

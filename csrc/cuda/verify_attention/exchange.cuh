@@ -42,6 +42,7 @@ class Exchange {
       }
       if (threadIdx.x == 0) prim::st_relaxed(work_.admitted, 0u);
       __syncthreads();
+      prim::fence_gpu();  // whatever this thread answers from now on, the zeros are before it
       answer();
     } else if (threadIdx.x == 0) {
       s_.ticket = prim::ld_relaxed(work_.echo + blockIdx.x) + 1;
@@ -49,11 +50,11 @@ class Exchange {
     }
   }
 
-  /// CTA 0 answers who has asked. Any thread, at any time behind open().
+  /// CTA 0 answers who has asked. Any thread, at any time behind open(); a few reads of L2.
   __device__ void answer() const {
     if (!waits_ || blockIdx.x != 0) return;
     for (uint32_t j = threadIdx.x; j < gridDim.x; j += blockDim.x) {
-      if (j != 0) prim::st_release(work_.echo + j, prim::ld_relaxed(work_.check + j));
+      if (j != 0) prim::st_relaxed(work_.echo + j, prim::ld_relaxed(work_.check + j));
     }
   }
 

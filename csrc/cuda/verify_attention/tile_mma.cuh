@@ -137,7 +137,7 @@ class MmaTile {
         scale(weights.score);
         if (masked) mask(weights.score, key);
         soften(weights, sums);
-        if (h % 16 == 0) exchange_.answer();
+        if (h % 128 == 16) exchange_.answer();
       } else {
         const bool poisoned = masked && has_poison(slot);
         multiply_values(slot, weights, sums, poisoned);
