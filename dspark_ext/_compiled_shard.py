@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_ext import _C, _backend
+from dspark_ext import _C, _backend, _simt
 from dspark_ext._arrays import is_torch, to_numpy, view
 from dspark_ext._shards import Shard
 from dspark_ext.results import Verification
@@ -33,7 +33,8 @@ _PER_REQUEST = {
 class CompiledShard:
     """The side of one rank; the arguments were checked."""
 
-    def __init__(self, shard: Shard, rule: int, given: Mapping[str, Any]) -> None:
+    def __init__(self, shard: Shard, rule: int, given: Mapping[str, Any], backend: str) -> None:
+        self.backend = backend
         self.call = _C.RejectionSamplerParams()
         self.params = _C.VocabParallelParams()
         self.alive: list[Any] = []  # what the params point to
@@ -97,6 +98,9 @@ class CompiledShard:
 
     def _run(self, function: str) -> None:
         self.params.call = self.call
+        if self.backend == "simt":
+            _simt.run(function, self.params, "vocab_parallel")
+            return
         needed = _C.vocab_parallel_workspace(_C.CPU, self.params)
         getattr(_C, function)(_C.CPU, self.params, _backend.scratch(needed), needed, 0)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark_ext import _simt
 from dspark_ext._arrays import (
     FLOATS,
     INTS,
@@ -70,8 +71,10 @@ def _ranged(
 def check_call(given: Mapping[str, Any], size: int, backend: str | None = None) -> None:
     """Raise ArgumentError with everything that is wrong with one rank's arguments."""
     check = Checker("ShardedVerification")
-    served = backend is None or backend in ("cpu", "reference")
-    check.require(served, "backend", repr(backend)[:80], "None, 'cpu' or 'reference'")
+    served = backend is None or backend in ("cpu", "reference", "simt")
+    check.require(served, "backend", repr(backend)[:80], "None, 'cpu', 'reference' or 'simt'")
+    if backend == "simt" and not _simt.load():
+        check.fail("backend", "'simt'", "a source tree in which `make simt` has run")
     check.array("target_logits", given["target_logits"], ("B", size))
     if check.like is not None and on_device(check.like):
         check.fail("target_logits", f"an array on {device_name(check.like)}", "arrays on the CPU")

@@ -67,16 +67,21 @@ def _register(params: Any, workspace: np.ndarray[Any, Any]) -> None:
         _arrays.traced.clear()
 
 
-def run(family: str, params: Any) -> None:
-    """Call the kernels of ``family``. The workspace holds garbage, another at each call."""
-    needed = getattr(_C, family + "_workspace")(_C.SIMT, params)
+def run(function: str, params: Any, family: str = "") -> None:
+    """Call the kernels of ``function``. The workspace holds garbage, another at each call.
+
+    ``family`` is named where it has several functions; its arrays are not registered, since some
+    lie in a struct of the params.
+    """
+    needed = getattr(_C, (family or function) + "_workspace")(_C.SIMT, params)
     memory = np.frombuffer(_garbage.bytes(needed + 256), np.uint8).copy()
     start = -memory.ctypes.data % 256
     workspace = memory[start : start + needed]
     if _C.simt_checks():
         _C.simt_forget()  # what somebody else told the library
-        _register(params, workspace)
+        if not family:
+            _register(params, workspace)
     try:
-        getattr(_C, family)(_C.SIMT, params, workspace.ctypes.data, needed, 0)
+        getattr(_C, function)(_C.SIMT, params, workspace.ctypes.data, needed, 0)
     finally:
         _C.simt_forget()  # the arrays may be gone before the next call

@@ -118,9 +118,10 @@ max_new_tokens, active
         this rank's columns, or
     support_ids, support_logits : array, shape (R, gamma, M), optional
         the whole list, equal on all ranks. Without a law it is one-hot.
-    backend : {None, "cpu", "reference"}
-        None is ``"cpu"``. All ranks must use the same one: the two exchange other things. That of
-        ``"cpu"`` are structured arrays, one element a row or request, to be sent as bytes.
+    backend : {None, "cpu", "reference", "simt"}
+        None is ``"cpu"``; ``"simt"`` is the CUDA form as tests run it. All ranks must use the same
+        one: the reference exchanges other things. The others exchange structured arrays, one
+        element a row or request, to be sent as bytes.
 
     Raises
     ------
@@ -162,7 +163,7 @@ max_new_tokens, active
         self.shard, self.rule = shard, rule
         self._compiled: CompiledShard | None = None
         if backend != "reference":
-            self._compiled = CompiledShard(shard, _RULES[rule], given)
+            self._compiled = CompiledShard(shard, _RULES[rule], given, backend or "cpu")
             return
         self.dtype = _DTYPES[dtype_name(target_logits)]
         self.logits = to_numpy(target_logits)

@@ -92,6 +92,32 @@ def verifications(device: str) -> list[dict[str, Any]]:
     return [plain, plain | cut]
 
 
+def attention(device: str) -> int:
+    """Shared and whole tiles of each kernel of verify_attention; returns the number of calls."""
+    generator = torch.Generator(device).manual_seed(3)
+    kinds = [
+        (torch.float32, torch.float32, 12),
+        (torch.bfloat16, torch.bfloat16, 64),
+        (torch.float16, torch.float16, 256),
+        (torch.bfloat16, torch.float8_e4m3fn, 128),
+    ]
+    table = torch.randperm(100, generator=generator, device=device).int().view(2, 50)
+    lengths = torch.tensor([777, 90], dtype=torch.int32, device=device)
+    bounds = torch.tensor([0, 5, 7], dtype=torch.int32, device=device)
+    for dtype, cache, d in kinds:
+        q, k, v = (
+            torch.randn(*shape, d, generator=generator, device=device).to(kind)
+            for shape, kind in (((7, 14), dtype), ((100, 16, 2), cache), ((100, 16, 2), cache))
+        )
+        for invariant in (False, True):
+            out = dx.verify_attention(
+                q, k, v, page_table=table, kv_len=lengths, cu_seqlens=bounds, max_q_len=5,
+                window=600, batch_invariant=invariant,
+            )  # fmt: skip
+            assert bool(out.isfinite().all())
+    return 2 * len(kinds)
+
+
 def main() -> None:
     """Call each; a request that the backend does not serve is named."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,7 +138,8 @@ def main() -> None:
     for given in verifications(device):
         tokens = dx.rejection_sample(**given).tokens[:, 0]
         assert bool((tokens >= 0).all()) and bool((tokens < V).all())
-    print(f"{served} calls of markov_loop on {device}, 2 of rejection_sample")
+    calls = f"{served} calls of markov_loop, 2 of rejection_sample"
+    print(f"{calls}, {attention(device)} of verify_attention on {device}")
 
 
 if __name__ == "__main__":

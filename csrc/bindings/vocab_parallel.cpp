@@ -8,15 +8,17 @@ using P = dspark_vocab_parallel_params;
 using Run = dspark_status(dspark_device, const P*, dspark_workspace, void*);
 
 void phase(py::module_& m, const char* name, Run* run) {
+  const std::string symbol = std::string("dspark_") + name;
   m.def(
       name,
-      [run](int device, const P& params, uintptr_t data, size_t bytes, uintptr_t stream) {
+      [run, symbol](int device, const P& params, uintptr_t data, size_t bytes, uintptr_t stream) {
         dspark_status status;
+        auto* function = choose(device, run, symbol);
         {
           py::gil_scoped_release release;
-          status = run(static_cast<dspark_device>(device), &params,
-                       dspark_workspace{reinterpret_cast<void*>(data), bytes},
-                       reinterpret_cast<void*>(stream));
+          status = function(c_device(device), &params,
+                            dspark_workspace{reinterpret_cast<void*>(data), bytes},
+                            reinterpret_cast<void*>(stream));
         }
         raise_if_failed(status);
       },
@@ -43,8 +45,9 @@ void register_vocab_parallel(py::module_& m) {
       "vocab_parallel_workspace",
       [](int device, const P& params) {
         size_t bytes = 0;
-        raise_if_failed(
-            dspark_vocab_parallel_workspace(static_cast<dspark_device>(device), &params, &bytes));
+        auto* function =
+            choose(device, &dspark_vocab_parallel_workspace, "dspark_vocab_parallel_workspace");
+        raise_if_failed(function(c_device(device), &params, &bytes));
         return bytes;
       },
       py::arg("device"), py::arg("params"));

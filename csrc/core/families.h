@@ -62,6 +62,14 @@ dspark_status verify_attention_workspace(const dspark_verify_attention_params& p
 dspark_status verify_attention(const dspark_verify_attention_params& p, void* scratch,
                                void* stream);
 
+dspark_status vocab_parallel_workspace(const dspark_vocab_parallel_params& p, size_t* bytes);
+dspark_status vocab_parallel_scan(const dspark_vocab_parallel_params& p, void* scratch,
+                                  void* stream);
+dspark_status vocab_parallel_draw(const dspark_vocab_parallel_params& p, void* scratch,
+                                  void* stream);
+dspark_status vocab_parallel_finish(const dspark_vocab_parallel_params& p, void* scratch,
+                                    void* stream);
+
 }  // namespace dspark::cuda
 
 #endif  // DSPARK_CORE_FAMILIES_H_

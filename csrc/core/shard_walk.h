@@ -304,26 +304,32 @@ DSPARK_HD dspark_shard_draw no_draw() {
                            {-__builtin_inff(), -__builtin_inff()}};
 }
 
+/// The largest key of column j of the second exchange, and what it chose; 0: none has mass.
+DSPARK_HD uint64_t best_draw(const Params& v, const Walk& w, int j, Choice* y) {
+  uint64_t key = 0;
+  for (int32_t k = 0; k < v.num_ranks; ++k) {
+    const dspark_shard_draw& d = v.draws[k * static_cast<int64_t>(v.call.num_requests) + w.r];
+    if (d.key[j] <= key) continue;
+    key = d.key[j];
+    *y = Choice{d.token[j], d.logit[j], d.raw[j]};
+  }
+  return key;
+}
+
 /// The winner among the ranks' candidates: the token of the last row.
 DSPARK_HD void take_draws(const Params& v, Walk* w, const Last& last, const Row& row) {
-  const dspark_shard_draw* draws = v.draws + w->r;
-  const int64_t stride = v.call.num_requests;
-  uint64_t key[2] = {0, 0};
-  Choice y[2] = {row.lowest, row.lowest};
-  for (int32_t k = 0; k < v.num_ranks; ++k) {
-    const dspark_shard_draw& d = draws[k * stride];
-    for (int j = 0; j < 2; ++j) {
-      if (d.key[j] <= key[j]) continue;
-      key[j] = d.key[j];
-      y[j] = Choice{d.token[j], d.logit[j], d.raw[j]};
-    }
+  Choice y = row.lowest;
+  uint64_t key = 0;
+  if (last.what == Pending::kResidual) {
+    key = best_draw(v, *w, 0, &y);
+    if (key == 0 && !row.empty) w->status |= DSPARK_ZERO_RESIDUAL;
   }
-  const bool wanted = last.what == Pending::kResidual;
-  const bool left = wanted && key[0] != 0;
-  if (wanted && !left && !row.empty) w->status |= DSPARK_ZERO_RESIDUAL;
-  const bool none = row.empty || (left ? key[0] : key[1]) == 0;
-  if (none) w->status |= DSPARK_EMPTY_SUPPORT;
-  emit(v.call, w, last.row, row, none ? row.lowest : left ? y[0] : y[1]);
+  if (key == 0) key = best_draw(v, *w, 1, &y);
+  if (row.empty || key == 0) {
+    w->status |= DSPARK_EMPTY_SUPPORT;
+    y = row.lowest;
+  }
+  emit(v.call, w, last.row, row, y);
 }
 
 /// The results of a request that has emitted nothing yet, and what closes them. One thread.

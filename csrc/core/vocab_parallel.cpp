@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dspark/vocab_parallel.h"
 
-#include "core/checks.h"
+#include <initializer_list>
+
+#include "core/dispatch.h"
 #include "core/families.h"
 #include "core/rejection_sampler.h"
 
@@ -70,23 +72,42 @@ void check(dspark::Problems& problems, const Params* p) {
   if (vocab > 0) dspark::check_rejection_sampler(problems, &p->call, vocab);
 }
 
-struct Phase {
-  const char* name;
-  void (*pointers)(dspark::Problems&, const Params&);
-  void (*cpu)(const Params&, void* scratch);
-};
+using Backends = dspark::Backends<Params>;
 
-dspark_status run(const Phase& phase, dspark_device device, const Params* params,
-                  const dspark_workspace& workspace) {
-  dspark::Problems problems(phase.name);
+#ifdef DSPARK_WITH_CUDA
+#define DSPARK_PHASE(phase)                                                          \
+  Backends {                                                                         \
+    dspark::cpu::vocab_parallel_workspace, dspark::cpu::vocab_parallel_##phase,      \
+        dspark::cuda::vocab_parallel_workspace, dspark::cuda::vocab_parallel_##phase \
+  }
+#else
+#define DSPARK_PHASE(phase)                                                                      \
+  Backends {                                                                                     \
+    dspark::cpu::vocab_parallel_workspace, dspark::cpu::vocab_parallel_##phase, nullptr, nullptr \
+  }
+#endif
+
+// What one of the calls reads or writes beside the others.
+struct Array {
+  const char* name;
+  const void* (*of)(const Params&);
+};
+constexpr Array kScan = {"scan", [](const Params& p) -> const void* { return p.scan; }};
+constexpr Array kScans = {"scans", [](const Params& p) -> const void* { return p.scans; }};
+constexpr Array kDraw = {"draw", [](const Params& p) -> const void* { return p.draw; }};
+constexpr Array kDraws = {"draws", [](const Params& p) -> const void* { return p.draws; }};
+
+dspark_status run(const char* name, const Backends& backends, std::initializer_list<Array> arrays,
+                  dspark_device device, const Params* params, const dspark_workspace& workspace,
+                  void* stream) {
+  dspark::Problems problems(name);
   if (!check_headers(problems, params)) return problems.status();
   check(problems, params);
-  if (params->call.num_requests > 0) phase.pointers(problems, *params);
-  dspark::check_cpu_device(problems, device);
-  if (!problems.none()) return problems.status();
-  dspark::check_workspace(problems, workspace, dspark::cpu::vocab_parallel_workspace(*params));
-  if (problems.none()) phase.cpu(*params, workspace.data);
-  return problems.status();
+  for (const Array& array : arrays) {
+    if (params->call.num_requests == 0) break;
+    dspark::check_pointer(problems, array.name, array.of(*params));
+  }
+  return dspark::finish_call(problems, backends, device, *params, workspace, stream);
 }
 
 }  // namespace
@@ -98,42 +119,25 @@ dspark_status dspark_vocab_parallel_workspace(dspark_device device, const Params
   dspark::Problems problems("dspark_vocab_parallel_workspace");
   if (!check_headers(problems, params)) return problems.status();
   check_shards(problems, params);
-  dspark::check_cpu_device(problems, device);
-  dspark::check_pointer(problems, "bytes", bytes);
-  if (problems.none()) *bytes = dspark::cpu::vocab_parallel_workspace(*params);
-  return problems.status();
+  return dspark::finish_workspace(problems, DSPARK_PHASE(scan), device, *params, bytes);
 }
 
 dspark_status dspark_vocab_parallel_scan(dspark_device device, const Params* params,
                                          dspark_workspace workspace, void* stream) {
-  (void)stream;
-  const auto pointers = [](dspark::Problems& problems, const Params& p) {
-    dspark::check_pointer(problems, "scan", p.scan);
-  };
-  return run({"dspark_vocab_parallel_scan", pointers, dspark::cpu::vocab_parallel_scan}, device,
-             params, workspace);
+  return run("dspark_vocab_parallel_scan", DSPARK_PHASE(scan), {kScan}, device, params, workspace,
+             stream);
 }
 
 dspark_status dspark_vocab_parallel_draw(dspark_device device, const Params* params,
                                          dspark_workspace workspace, void* stream) {
-  (void)stream;
-  const auto pointers = [](dspark::Problems& problems, const Params& p) {
-    dspark::check_pointer(problems, "scans", p.scans);
-    dspark::check_pointer(problems, "draw", p.draw);
-  };
-  return run({"dspark_vocab_parallel_draw", pointers, dspark::cpu::vocab_parallel_draw}, device,
-             params, workspace);
+  return run("dspark_vocab_parallel_draw", DSPARK_PHASE(draw), {kScans, kDraw}, device, params,
+             workspace, stream);
 }
 
 dspark_status dspark_vocab_parallel_finish(dspark_device device, const Params* params,
                                            dspark_workspace workspace, void* stream) {
-  (void)stream;
-  const auto pointers = [](dspark::Problems& problems, const Params& p) {
-    dspark::check_pointer(problems, "scans", p.scans);
-    dspark::check_pointer(problems, "draws", p.draws);
-  };
-  return run({"dspark_vocab_parallel_finish", pointers, dspark::cpu::vocab_parallel_finish}, device,
-             params, workspace);
+  return run("dspark_vocab_parallel_finish", DSPARK_PHASE(finish), {kScans, kDraws}, device, params,
+             workspace, stream);
 }
 
 }  // extern "C"

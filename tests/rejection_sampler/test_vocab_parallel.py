@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dspark_ext as dx
-from dspark_ext import _C
+from dspark_ext import _C, _simt
 from dspark_ext.vocab_parallel import Shard, ShardedVerification
 
 FIELDS = ("tokens", "accepted", "num_accepted", "num_emitted", "next_anchor", "finish", "status")
@@ -173,6 +173,31 @@ def test_the_compiled_form_and_the_definition_agree(seed: int, split: str) -> No
         np.testing.assert_allclose(
             getattr(got, field), getattr(want, field), rtol=1e-5, atol=1e-5, err_msg=field
         )
+
+
+@pytest.mark.parametrize("split", sorted(SPLITS))
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_the_kernels_have_the_bits_of_the_cpu(
+    split: str, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is exchanged, and the results; teams of CTAs from capability 9.0 on."""
+    if not _simt.load():
+        pytest.skip("the SIMT library is not built: run `make simt`")
+    monkeypatch.setenv("DSPARK_SIMT_CAPABILITY", capability)
+    sizes, first = SPLITS[split], 10 * sorted(SPLITS).index(split)
+    for seed in range(first, first + 3):
+        monkeypatch.setenv("DSPARK_SIMT_SEED", str(seed))
+        call = Call(seed)
+        ranks, want = (
+            [call.rank(Shard(sizes, k), f) for k in range(len(sizes))] for f in ("simt", "cpu")
+        )
+        scans, wanted = ([rank.scan() for rank in side] for side in (ranks, want))
+        np.testing.assert_array_equal(np.stack(scans), np.stack(wanted))
+        draws, wanted = ([r.draw(scans) for r in side] for side in (ranks, want))
+        np.testing.assert_array_equal(np.stack(draws), np.stack(wanted))
+        got, full = (side[0].finish(draws) for side in (ranks, want))
+        for field in (*FIELDS, "logprob", "logprob_raw"):
+            np.testing.assert_array_equal(getattr(got, field), getattr(full, field), field)
 
 
 @pytest.mark.parametrize("sizes", [(128, 20_096, 384, 9392), (128 * 67, 21_424)], ids=str)
@@ -363,11 +388,12 @@ def test_the_c_functions_name_what_is_wrong(
         assert word in str(caught.value)
 
 
-def test_a_device_and_a_small_workspace_are_refused() -> None:
+def test_a_small_workspace_and_a_missing_device_are_refused() -> None:
     one = compiled()
     with pytest.raises(ValueError, match="workspace: got 0 bytes"):
         _C.vocab_parallel_scan(_C.CPU, one.params)
-    with pytest.raises((NotImplementedError, ValueError), match="no CUDA kernel"):
+    refusal = "workspace: got 0" if dx.info()["cuda"]["compiled"] else "built without CUDA"
+    with pytest.raises((NotImplementedError, ValueError), match=refusal):
         _C.vocab_parallel_scan(_C.CUDA, one.params)
 
 

@@ -253,6 +253,41 @@ def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
     return run
 
 
+def verify_attention(
+    dtype: torch.dtype, cache: torch.dtype, d: int, heads: int = 4, **options: Any
+) -> Callable[[], None]:
+    """Ragged rows over shuffled pages: tiles that blocks share and tiles that they do not."""
+
+    def run() -> None:
+        rng = np.random.default_rng(6)
+        kv_len = [150, 5, 300, 64]  # of 3, 0, 9 and 1 query tokens
+        pages = [-(-n // 8) for n in kv_len]
+        table = torch.full((4, max(pages)), -1, dtype=torch.int32)
+        free = iter(rng.permutation(sum(pages)))
+        for r, n in enumerate(pages):
+            table[r, :n] = torch.tensor([next(free) for _ in range(n)], dtype=torch.int32)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+        arguments: dict[str, Any] = {
+            "q": normal(13, heads, d).to(dtype),
+            "k_cache": normal(sum(pages), 8, 1, d).to(cache),
+            "v_cache": normal(sum(pages), 8, 1, d).to(cache),
+            "page_table": table,
+            "kv_len": torch.tensor(kv_len, dtype=torch.int32),
+            "cu_seqlens": torch.tensor([0, 3, 3, 12, 13], dtype=torch.int32),
+            "max_q_len": 9,
+            "return_lse": True,
+            **options,
+        }
+        one, two = (dx.verify_attention(**arguments, backend=b) for b in ("cpu", "simt"))
+        torch.testing.assert_close(two[0], one[0], rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(two[1], one[1], rtol=1e-5, atol=1e-5)
+
+    return run
+
+
 #: family -> name -> case. The first ones of a family are the quickest.
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "confidence": {"confidence": confidence},
@@ -268,6 +303,14 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "alone": rejection_sampler(2, TEAM="1", ROWS="0"),
         "team": rejection_sampler(5, TEAM="2", ROWS="0"),
         "all-rows": rejection_sampler(3, TEAM="2", ROWS="1"),
+    },
+    "verify_attention": {
+        "plain": verify_attention(torch.float32, torch.float32, 12),
+        "bf16": verify_attention(torch.bfloat16, torch.bfloat16, 64, window=100, soft_cap=2.0),
+        "f8-two-row-groups": verify_attention(
+            torch.bfloat16, torch.float8_e4m3fn, 128, heads=5, causal=False
+        ),
+        "f16-invariant": verify_attention(torch.float16, torch.float16, 64, batch_invariant=True),
     },
     "markov_loop": {
         "f32": markov_loop(torch.float32, rank=7),

@@ -26,9 +26,10 @@ __device__ __forceinline__ int64_t max64(int64_t a, int64_t b) { return a > b ? 
 
 /// A request as the device has it.
 struct Request {
-  int32_t first, q_len, kv_len;  // its first row of q; query tokens; keys
-  int32_t status;                // bits that follow from the lengths
-  bool bounded;                  // its rows lie in [0, num_tokens)
+  int32_t first;   // its first row of q
+  int32_t q_len;   // query tokens, 0 if the bounds are wrong
+  int32_t kv_len;  // keys
+  int32_t status;  // bits that follow from the lengths
 
   __device__ bool works() const { return status == 0 && q_len > 0; }
 
@@ -46,8 +47,8 @@ struct Request {
 __device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool usable) {
   const int32_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1];
   const bool bounded = begin >= 0 && begin <= end && end <= p.num_tokens;
-  Request q{begin, bounded ? end - begin : 0, p.kv_len[r], 0, bounded};
-  if (!q.bounded || q.q_len > p.max_q_len || q.kv_len < 0) {
+  Request q{begin, bounded ? end - begin : 0, p.kv_len[r], 0};
+  if (!bounded || q.q_len > p.max_q_len || q.kv_len < 0) {
     q.status = DSPARK_BAD_PARAM;
   } else if (q.q_len > 0 && !usable) {
     q.status = DSPARK_BAD_PARAM;
@@ -57,18 +58,21 @@ __device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool
   return q;
 }
 
-/// Rows [row, row + rows) of a request (row = token * group + head of the group) and one KV head.
+/// Without padding: it is copied as a whole. Rows [row, row + rows) of a request (row = token *
+/// group + head of the group) and one KV head.
 struct Tile {
   Request q;
   int32_t request, head;
   int32_t row, rows;
   int32_t low, high;          // keys that any of the rows sees
   int32_t first_unit, units;  // where they lie; at least one unit
-  int64_t begin;              // number of the first unit on the line of all units
   int32_t owner, sharers;     // the CTA that has the first unit, and how many have a part
+  int64_t begin;              // number of the first unit on the line of all units
 
   __device__ bool last_rows(int32_t group) const { return row + rows == q.q_len * group; }
 };
+
+static_assert(sizeof(Tile) == 16 + 10 * sizeof(int32_t) + sizeof(int64_t), "no padding");
 
 /// What all threads of a CTA know of the plan; it lies in shared memory.
 struct PlanState {

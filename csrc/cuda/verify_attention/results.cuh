@@ -239,7 +239,7 @@ __device__ __forceinline__ void settle_requests(const Params& p, bool usable) {
       if (__syncthreads_or(bad_pages(p, r, q.low(p, 0), end))) status |= DSPARK_BAD_PAGE;
     }
     if (threadIdx.x == 0) p.status[r] = status;
-    if (status == 0 || !q.bounded) continue;
+    if (status == 0) continue;
     const float nan = kInfinity - kInfinity;
     const int64_t heads = p.num_q_heads, count = q.q_len * heads, first = q.first * heads;
     for (int64_t i = threadIdx.x; i < count * p.head_dim; i += blockDim.x) {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/families.h"
+#include "cuda/prim/launch.h"
+#include "cuda/vocab_parallel/kernel.cuh"
+
+namespace dspark::cuda {
+namespace {
+
+using Params = dspark_vocab_parallel_params;
+using shards::Args;
+
+constexpr int kResident = 2;  // CTAs of a multiprocessor (the kernels' launch bounds)
+
+// The largest power of two that fills the device with `work` teams, and leaves no CTA without a
+// segment.
+int32_t team_for(int64_t work, int32_t segments, const prim::DeviceLimits& device) {
+  const int64_t places = int64_t{kResident} * device.multiprocessors;
+  int32_t team = 1;
+  while (team < verify::kMaxTeam && 2 * team * work <= places && 2 * team <= segments) team *= 2;
+  return device.major < 9 ? 1 : team;
+}
+
+int64_t rows_of(const Params& v) { return int64_t{v.call.num_requests} * (v.call.gamma + 1); }
+int32_t segments_of(const Params& v) { return (v.call.vocab_size + kSegment - 1) / kSegment; }
+size_t stats_bytes(const Params& v) {
+  const size_t numbers = verify::kStats * static_cast<size_t>(segments_of(v)) * sizeof(float);
+  return (static_cast<size_t>(rows_of(v)) * numbers + 255) / 256 * 256;
+}
+
+template <class Kernel>
+dspark_status start(const char* name, Kernel* kernel, const Params& v, int64_t work, void* scratch,
+                    void* stream) {
+  if (work == 0) return ok_status();
+  prim::DeviceLimits device;
+  const dspark_status limits = prim::device_limits(&device);
+  if (limits.code != DSPARK_OK) return limits;
+  Args args{v, shard::place_of(v), 1, segments_of(v), 0, nullptr, nullptr};
+  args.team = team_for(work, args.segments, device);
+  args.slice = (args.segments + args.team - 1) / args.team;
+  args.stats = static_cast<float*>(scratch);
+  args.ids = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + stats_bytes(v));
+  prim::LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(work * args.team));
+  config.block = dim3(shards::kThreads);
+  config.stream = stream;
+  config.cluster = args.team > 1 ? static_cast<unsigned>(args.team) : 0;
+  return prim::launch(name, kernel, config, args);
+}
+
+}  // namespace
+
+dspark_status vocab_parallel_workspace(const Params& v, size_t* bytes) {
+  const size_t ids = static_cast<size_t>(v.call.num_requests) * v.call.vocab_size;
+  *bytes = stats_bytes(v) + ids * sizeof(int32_t);
+  return ok_status();
+}
+
+dspark_status vocab_parallel_scan(const Params& v, void* scratch, void* stream) {
+  return start("vocab_parallel_scan", shards::scan_kernel, v, rows_of(v), scratch, stream);
+}
+
+dspark_status vocab_parallel_draw(const Params& v, void* scratch, void* stream) {
+  return start("vocab_parallel_draw", shards::draw_kernel, v, v.call.num_requests, scratch, stream);
+}
+
+dspark_status vocab_parallel_finish(const Params& v, void* scratch, void* stream) {
+  (void)scratch;
+  if (v.call.num_requests == 0) return ok_status();
+  const Args args{v, shard::place_of(v), 1, segments_of(v), 0, nullptr, nullptr};
+  prim::LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((v.call.num_requests + shards::kFinishThreads - 1) /
+                                           shards::kFinishThreads));
+  config.block = dim3(shards::kFinishThreads);
+  config.stream = stream;
+  return prim::launch("vocab_parallel_finish", shards::finish_kernel, config, args);
+}
+
+}  // namespace dspark::cuda
