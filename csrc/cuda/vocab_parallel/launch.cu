@@ -28,6 +28,19 @@ size_t stats_bytes(const Params& v) {
 }
 
 template <class Kernel>
+dspark_status start_teams(const char* name, Kernel* kernel, Args args, int32_t team, int64_t work,
+                          void* stream) {
+  args.team = team;
+  args.slice = (args.segments + team - 1) / team;
+  prim::LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(work * team));
+  config.block = dim3(shards::kThreads);
+  config.stream = stream;
+  config.cluster = team > 1 ? static_cast<unsigned>(team) : 0;
+  return prim::launch(name, kernel, config, args);
+}
+
+template <class Kernel>
 dspark_status start(const char* name, Kernel* kernel, const Params& v, int64_t work, void* scratch,
                     void* stream) {
   if (work == 0) return ok_status();
@@ -35,16 +48,13 @@ dspark_status start(const char* name, Kernel* kernel, const Params& v, int64_t w
   const dspark_status limits = prim::device_limits(&device);
   if (limits.code != DSPARK_OK) return limits;
   Args args{v, shard::place_of(v), 1, segments_of(v), 0, nullptr, nullptr};
-  args.team = team_for(work, args.segments, device);
-  args.slice = (args.segments + args.team - 1) / args.team;
   args.stats = static_cast<float*>(scratch);
   args.ids = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + stats_bytes(v));
-  prim::LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(work * args.team));
-  config.block = dim3(shards::kThreads);
-  config.stream = stream;
-  config.cluster = args.team > 1 ? static_cast<unsigned>(args.team) : 0;
-  return prim::launch(name, kernel, config, args);
+  const int32_t team = team_for(work, args.segments, device);
+  const dspark_status status = start_teams(name, kernel, args, team, work, stream);
+  if (status.code != DSPARK_UNSUPPORTED || team == 1) return status;
+  // A part of a device may hold no cluster: the same work for CTAs alone.
+  return start_teams(name, kernel, args, 1, work, stream);
 }
 
 }  // namespace
