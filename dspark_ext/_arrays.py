@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,6 +162,11 @@ def is_integer(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
+def is_number(x: Any) -> bool:
+    """Whether a scalar argument is a number, NaN and infinities included; a truth value is none."""
+    return is_integer(x) or isinstance(x, (float, np.floating))
+
+
 def shape_of(x: Any) -> tuple[int, ...] | None:
     """Shape of an array or of nested sequences; ``None`` where NumPy finds none (ragged lists)."""
     if hasattr(x, "shape"):
@@ -213,6 +218,17 @@ class Checker:
         """Record a problem unless ``x`` is one of the words; return whether it is."""
         known = isinstance(x, str) and x in options
         return self.require(known, name, repr(x)[:80], " | ".join(options))
+
+    def whole(self, name: str, x: Any, low: int, high: int | None = None) -> bool:
+        """Record a problem unless ``x`` is an integer from ``low`` to ``high``; return whether."""
+        good = is_integer(x) and x >= low and (high is None or x <= high)
+        reach = f">= {low}" if high is None else f"in {low}..{high}"
+        return self.require(good, name, str(x) if is_number(x) else x, f"an integer {reach}")
+
+    def number(self, name: str, x: Any, holds: Callable[[Any], bool], expected: str) -> bool:
+        """Record a problem unless ``x`` is a number for which ``holds``; return whether it is."""
+        good = is_number(x) and abs(x) <= sys.float_info.max and bool(holds(float(x)))
+        return self.require(good, name, str(x) if is_number(x) else x, f"a number {expected}")
 
     def done(self) -> None:
         """Raise one error that lists everything recorded."""

@@ -53,10 +53,10 @@ class Ageing:
 
     def __post_init__(self) -> None:
         check = Checker("Ageing")
-        check.require(self.rounds >= 1, "rounds", str(self.rounds), "at least 1")
-        check.require(0 <= self.floor <= 16, "floor", str(self.floor), "0..16")
-        finite = 0 <= self.weight <= _MOST_WEIGHT
-        check.require(finite, "weight", str(self.weight), f"0..{_MOST_WEIGHT:g}")
+        check.whole("rounds", self.rounds, 1)
+        check.whole("floor", self.floor, 0, 16)
+        reach = f"in 0..{_MOST_WEIGHT:g}"
+        check.number("weight", self.weight, lambda x: 0 <= x <= _MOST_WEIGHT, reach)
         check.done()
 
     def apply(

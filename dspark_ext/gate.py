@@ -140,10 +140,9 @@ class Gate:
 
     def __init__(self, warmup: int = 4, probe_every: int = 16, smoothing: float = 0.2) -> None:
         check = Checker("Gate")
-        check.require(warmup >= 1, "warmup", str(warmup), "at least 1")
-        fits = 1 <= probe_every <= _MOST_PATIENCE
-        check.require(fits, "probe_every", str(probe_every), f"1..{_MOST_PATIENCE}")
-        check.require(0 < smoothing <= 1, "smoothing", str(smoothing), "in (0, 1]")
+        check.whole("warmup", warmup, 1)
+        check.whole("probe_every", probe_every, 1, _MOST_PATIENCE)
+        check.number("smoothing", smoothing, lambda x: 0 < x <= 1, "in (0, 1]")
         check.done()
         self.warmup, self.probe_every, self.smoothing = warmup, probe_every, smoothing
         self._record = GateRecord.empty(0, probe_every)

@@ -26,6 +26,13 @@ __all__ = ["History", "Scheduler"]
 
 MODES = ("off", "fixed", "threshold", "causal", "two_phase")
 _TOLD = "True or False: whether it knows c_k before x_k is drawn"
+#: part of a scheduler -> what it is asked for, and what it is called
+_PARTS = {
+    "confidence": (("conditional", "observe"), "a ConfidenceProvider"),
+    "gate": (("drafting", "observe"), "a Gate"),
+    "ageing": (("apply",), "an Ageing"),
+    "monitor": (("temperatures", "floors", "observe"), "a CalibrationMonitor"),
+}
 LAG = 2  # rounds before a survival may decide whether, or how much, a later round drafts
 
 
@@ -85,6 +92,32 @@ class History:
     def expected(self) -> NDArray[np.float64]:
         """Mean survivals [R, gamma] of the rounds at least two old; the prior without any."""
         return np.where(self._known[:, None], self._mean, self._prior)
+
+
+def _check_cost(check: Checker, cost: Any) -> None:
+    if not isinstance(cost, Mapping):
+        expected = "a CostTable, or a mapping of numbers of requests to them"
+        check.require(isinstance(cost, CostTable), "cost", cost, expected)
+        return
+    check.require(len(cost) > 0, "cost", "an empty mapping", "a CostTable for a number of requests")
+    for requests, table in cost.items():
+        check.whole("cost: a key", requests, 1)
+        check.require(isinstance(table, CostTable), f"cost[{requests!r}]", table, "a CostTable")
+
+
+def _temperatures(check: Checker, given: Any) -> NDArray[np.float32] | None:
+    if given is None:
+        return None
+    expected = "[gamma] finite numbers > 0, one a draft"
+    try:
+        values = np.array(to_numpy(given), dtype=np.float32)
+    except (TypeError, ValueError, OverflowError):
+        check.require(False, "temperature", given, expected)
+        return None
+    good = values.ndim == 1 and 1 <= len(values) <= 16
+    good = good and bool(np.all(np.isfinite(values) & (values > 0)))
+    check.require(good, "temperature", str(values.tolist())[:80], expected)
+    return values
 
 
 class Scheduler:
@@ -164,32 +197,36 @@ class Scheduler:
         monitor: CalibrationMonitor | None = None,
     ) -> None:
         check = Checker("Scheduler")
-        check.choice("mode", mode, MODES)
-        if mode in ("causal", "two_phase"):
-            check.require(bool(cost), "cost", repr(cost), f"a CostTable for mode {mode!r}")
-        if mode == "fixed":
-            ok = fixed_len is not None and 0 <= fixed_len <= 16
-            check.require(ok, "fixed_len", repr(fixed_len), "0..16 for mode 'fixed'")
-        if mode == "threshold":
-            ok = threshold is not None and 0 <= threshold <= 1
-            check.require(ok, "threshold", repr(threshold), "0..1 for mode 'threshold'")
+        known = mode if check.choice("mode", mode, MODES) else None
+        if cost is not None:
+            _check_cost(check, cost)
+        elif known in ("causal", "two_phase"):
+            check.fail("cost", "None", f"a CostTable for mode {mode!r}")
+        if known == "fixed":
+            check.whole("fixed_len", fixed_len, 0, 16)
+        if known == "threshold":
+            check.number("threshold", threshold, lambda x: 0 <= x <= 1, "in 0..1")
         if capacity is not None:
-            check.require(capacity >= 1, "capacity", str(capacity), "at least 1, or None")
-        check.require(probe_every >= 1, "probe_every", str(probe_every), "at least 1")
-        check.require(
-            gate is None or bool(cost), "gate", "one without cost", "a CostTable beside it"
-        )
+            check.whole("capacity", capacity, 1)
+        check.whole("probe_every", probe_every, 1)
+        check.require(isinstance(skip, (bool, np.bool_)), "skip", skip, "True or False")
+        if gate is not None:
+            check.require(cost is not None, "gate", "one without cost", "a CostTable beside it")
+        parts = {"confidence": confidence, "gate": gate, "ageing": ageing, "monitor": monitor}
+        for name, (methods, kind) in _PARTS.items():
+            whole = parts[name] is None or all(hasattr(parts[name], m) for m in methods)
+            fits = whole and not isinstance(parts[name], type)  # the class is no instance
+            check.require(fits, name, parts[name], f"{kind}, or None")
         if confidence is not None:
             safe = getattr(confidence, "safe_with_sampled_drafts", None)
             told = isinstance(safe, bool)
             check.require(told, "confidence", f"safe_with_sampled_drafts = {safe!r}", _TOLD)
+        scaling = _temperatures(check, temperature)
         check.done()
         self.confidence, self.gate, self.ageing, self.monitor = confidence, gate, ageing, monitor
         self.mode, self.fixed_len, self.threshold = mode, fixed_len, threshold
         self.capacity, self.skip, self.probe_every = capacity, skip, probe_every
-        self.temperature = (
-            None if temperature is None else np.array(to_numpy(temperature), dtype=np.float32)
-        )
+        self.temperature = scaling
         self._cost = cost
         self._counts: list[int] = []  # keys of a mapping, rising
         self._skipped, self._patience = 0, probe_every

@@ -51,6 +51,32 @@ class _Missing:
 _MISSING = _Missing()
 
 
+def _points(check: Checker, name: str, x: Any, empty: Any = np.float64) -> NDArray[Any]:
+    """An array of numbers; a problem and an empty one where there are none."""
+    try:
+        values = to_numpy(x)
+        values = values if values.size else values.astype(empty)
+        if values.dtype.kind in "iuf":
+            return values
+    except (TypeError, ValueError):  # ragged lists
+        pass
+    check.fail(name, str(x)[:60], "[n] numbers")
+    return np.zeros(0, dtype=np.int64)
+
+
+def json_object(check: Checker, name: str, x: Any) -> dict[str, Any]:
+    """A mapping as JSON gives it back."""
+    import json
+
+    try:
+        if isinstance(x, Mapping):
+            return dict(json.loads(json.dumps(dict(x))))
+    except (TypeError, ValueError):  # values that JSON does not know, and circles
+        pass
+    check.fail(name, str(x)[:60], "a mapping of JSON values")
+    return {}
+
+
 class CostTable:
     """Milliseconds of a target step of B tokens, for B = 1 .. ``max_tokens``.
 
@@ -142,7 +168,7 @@ class CostTable:
             Lists everything that is wrong.
         """
         check = Checker("CostTable.from_points")
-        t, y = np.asarray(tokens), np.asarray(ms, dtype=np.float64)
+        t, y = _points(check, "tokens", tokens), _points(check, "ms", ms).astype(np.float64)
         if check.require(t.ndim == 1 and t.size > 0, "tokens", str(tokens)[:60], "[n] with n >= 1"):
             whole = t.dtype.kind in "iu" and t[0] >= 1 and bool(np.all(np.diff(t) > 0))
             check.require(whole, "tokens", str(t.tolist())[:60], "rising integers >= 1")
@@ -151,26 +177,21 @@ class CostTable:
             check.require(y.shape == t.shape, "ms", f"shape {list(y.shape)}", f"[{t.size}]")
         good = bool(np.all(np.isfinite(y) & (y > 0)))
         check.require(good, "ms", str(y.tolist())[:60], "finite values > 0")
-        stairs = tuple(int(g) for g in plateaus)
-        rising = stairs == tuple(plateaus) and all(
-            a < b for a, b in zip((0, *stairs), stairs, strict=False)
-        )
-        check.require(rising, "plateaus", str(stairs), "rising integers >= 1")
-        if stairs and t.ndim == 1 and t.size:
+        steps = _points(check, "plateaus", plateaus, np.int64)
+        rising = steps.ndim == 1 and steps.dtype.kind in "iu"
+        rising = rising and bool(np.all(np.diff(steps, prepend=0) > 0))
+        check.require(rising, "plateaus", str(steps.tolist())[:60], "rising integers >= 1")
+        stairs = tuple(steps.tolist()) if rising else ()
+        if stairs and t.ndim == 1 and t.size and t.dtype.kind in "iu":
             inside = stairs[-1] <= t[-1]
-            check.require(inside, "plateaus", str(stairs), f"none above the last point, {t[-1]}")
+            expected = f"none above the last point, {t[-1]}"
+            check.require(bool(inside), "plateaus", str(list(stairs))[:60], expected)
         for name, x in (("draft_ms", draft_ms), ("ms_per_kv_token", ms_per_kv_token)):
-            check.require(math.isfinite(x) and x >= 0, name, str(x), "a finite value >= 0")
+            check.number(name, x, lambda x: 0 <= x < math.inf, ">= 0, finite")
+        notes = json_object(check, "fingerprint", {} if fingerprint is None else fingerprint)
         check.done()
-        import json
-
         return cls(
-            t.astype(np.int64),
-            y.copy(),
-            stairs,
-            float(draft_ms),
-            float(ms_per_kv_token),
-            json.loads(json.dumps(dict(fingerprint or {}))),
+            t.astype(np.int64), y.copy(), stairs, float(draft_ms), float(ms_per_kv_token), notes
         )
 
     def ms(self, tokens: int | ArrayLike) -> Any:
@@ -258,11 +279,17 @@ class CostTable:
         missing = [n for n in names if n not in body]
         if missing:
             raise ArgumentError(f"CostTable.load: {path}: missing {', '.join(missing)}")
+        try:
+            table = cls.from_points(**{n: body[n] for n in names})
+        except ArgumentError as error:
+            raise ArgumentError(f"CostTable.load: {path}: {error}") from error
         if expect is not None:
-            wanted = json.loads(json.dumps(dict(expect)))
-            if wanted != body["fingerprint"]:
-                raise FingerprintError(body["fingerprint"], wanted, str(path))
-        return cls.from_points(**{n: body[n] for n in names})
+            check = Checker("CostTable.load")
+            wanted = json_object(check, "expect", expect)
+            check.done()
+            if wanted != table.fingerprint:
+                raise FingerprintError(table.fingerprint, wanted, str(path))
+        return table
 
     def __repr__(self) -> str:
         flat = " flat," if self.array[1] == self.array[-1] else ""
@@ -299,8 +326,8 @@ class LaggedSurvival:
 
     def __init__(self, rounds: int = 2, prior: float = 0.6) -> None:
         check = Checker("LaggedSurvival")
-        check.require(isinstance(rounds, int) and rounds >= 2, "rounds", str(rounds), ">= 2")
-        check.require(0.0 <= prior <= 1.0, "prior", str(prior), "0..1")
+        check.whole("rounds", rounds, 2)
+        check.number("prior", prior, lambda x: 0 <= x <= 1, "in 0..1")
         check.done()
         self.rounds = rounds
         self.prior = float(prior)

@@ -23,8 +23,13 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130  # as shells report SIGINT
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 1 failed, 2 illegal arguments).
+    """Run the command line; returns the exit code.
+
+    0 done, 1 failed, 2 illegal arguments, 130 interrupted.
 
     Examples
     --------
@@ -47,11 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args and args[0] == name:
             importlib.import_module(module).add_arguments(sub)
     parsed = parser.parse_args(args)
-    if getattr(parsed, "threads", None) is not None:
+    threads = getattr(parsed, "threads", None)
+    if threads is not None:
+        if threads < 1:
+            parser.error(f"--threads: got {threads}, expected an integer >= 1")
         import torch
 
-        torch.set_num_threads(parsed.threads)
-    code: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
+        torch.set_num_threads(threads)
+    try:
+        code: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
+    except KeyboardInterrupt:
+        print(f"dspark {parsed.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code
 
 

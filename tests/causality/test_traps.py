@@ -215,7 +215,7 @@ def test_l7_with_the_generator_itself(anchored: bool, share: float) -> None:
 
 @pytest.mark.parametrize("rounds", [1, 0, -1])
 def test_survivals_younger_than_two_rounds_are_refused(rounds: int) -> None:
-    with pytest.raises(dx.ArgumentError, match=r"rounds: got .* expected >= 2"):
+    with pytest.raises(dx.ArgumentError, match=r"rounds: got .* expected an integer >= 2"):
         dx.LaggedSurvival(rounds=rounds)
 
 

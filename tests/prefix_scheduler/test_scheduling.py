@@ -60,9 +60,9 @@ def test_equals_the_reference(rng: np.random.Generator) -> None:
         ({"ms": [1, 2, 0, 3]}, "ms: got [1.0, 2.0, 0.0, 3.0], expected finite values > 0"),
         ({"ms": [1, 2, np.nan, 3]}, "ms: got"),
         ({"tokens": [1, 4, 8, 10**9]}, "tokens: got 1000000000, expected at most"),
-        ({"plateaus": [8, 4]}, "plateaus: got (8, 4), expected rising"),
-        ({"plateaus": [4.5]}, "plateaus: got (4,), expected rising integers"),
-        ({"plateaus": [8, 32]}, "plateaus: got (8, 32), expected none above the last point, 16"),
+        ({"plateaus": [8, 4]}, "plateaus: got [8, 4], expected rising"),
+        ({"plateaus": [4.5]}, "plateaus: got [4.5], expected rising integers"),
+        ({"plateaus": [8, 32]}, "plateaus: got [8, 32], expected none above the last point, 16"),
         ({"draft_ms": -1.0}, "draft_ms: got -1.0"),
         ({"ms_per_kv_token": np.inf}, "ms_per_kv_token: got inf"),
     ],
@@ -190,7 +190,7 @@ def test_reset_forgets_only_its_slots() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: dx.LaggedSurvival(rounds=1), "rounds: got 1, expected >= 2"),
+        (lambda: dx.LaggedSurvival(rounds=1), "rounds: got 1, expected an integer >= 2"),
         (lambda: dx.LaggedSurvival(prior=1.5), "prior: got 1.5"),
         (lambda: dx.LaggedSurvival().push(np.zeros(3)), r"survival: got shape \[3\]"),
         (lambda: dx.LaggedSurvival().push(np.zeros((2, 3)), [1, 1]), "distinct"),

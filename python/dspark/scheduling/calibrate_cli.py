@@ -35,6 +35,7 @@ from dspark.scheduling.calibration import (
 )
 from dspark.scheduling.calibration_plot import plot_reliability
 from dspark_ext import ArgumentError
+from dspark_ext._arrays import Checker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +109,7 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from dspark.evaluation.prompts import choose, read_prompts
     from dspark.scheduling.collect import collect
 
+    _check_collect(args)
     texts = [t for f in args.files for t in choose(read_prompts(f), args.limit, args.seed)]
     models = load(args.dtype, args.model, args.drafter, progress=not args.quiet)
     params = [
@@ -138,16 +140,34 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK
 
 
+def _check_collect(args: argparse.Namespace) -> None:
+    """Refuse before the work what would fail behind it, or collect nothing."""
+    check = Checker("collect")
+    if args.limit is not None:
+        check.whole("--limit", args.limit, 1)
+    check.whole("--requests", args.requests, 1)
+    check.done()
+    if not args.output.parent.is_dir():
+        raise FileNotFoundError(f"--output: {args.output.parent}: no such folder")
+
+
 def _read_rounds(path: Path) -> tuple[Any, Any, dict[str, Any]]:
     """Logits, flags, and what ``collect`` noted beside them."""
     try:
         with np.load(path, allow_pickle=False) as file:
             notes = {k: file[k].item() for k in ("rule", "temperature") if k in file}
-            return file["logit"], file["accepted"], notes
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+            logit, accepted = file["logit"], file["accepted"]
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ArgumentError(
             f"{path}: expected an .npz with logit and accepted [N, gamma] ({error})"
         ) from error
+    shapes = [list(x.shape) for x in (logit, accepted)]
+    if logit.ndim != 2 or shapes[0] != shapes[1] or not logit.shape[1]:
+        raise ArgumentError(
+            f"{path}: logit, accepted: got shapes {shapes[0]} and {shapes[1]}, expected "
+            "[N, gamma] twice, gamma >= 1"
+        )
+    return logit, accepted, notes
 
 
 def _rows(positions: tuple[Reliability, ...]) -> list[dict[str, Any]]:
@@ -208,8 +228,10 @@ def _load(path: Path | None, logit: Any, notes: dict[str, Any]) -> tuple[float, 
 
 
 def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    if not 0 <= args.max_ece <= 1:
-        raise ArgumentError(f"--max-ece: got {args.max_ece}, expected 0..1")
+    check = Checker("check")
+    check.number("--max-ece", args.max_ece, lambda x: 0 <= x <= 1, "in 0..1")
+    check.whole("--min-rounds", args.min_rounds, 1)
+    check.done()
     logit, accepted, notes = _read_rounds(args.rounds)
     tau = _load(args.calibration, logit, notes)
     positions = evaluate(survivals(logit, tau), accepted)

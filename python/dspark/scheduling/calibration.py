@@ -28,6 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark_ext import ArgumentError, FingerprintError
+from dspark_ext._arrays import Checker, to_numpy
+from dspark_ext.scheduling import json_object
 
 __all__ = [
     "GRID",
@@ -115,7 +117,8 @@ def reliability(
     >>> round(r.ece, 6), r.auc, round(r.brier, 6)
     (0.2, 1.0, 0.046667)
     """
-    p, y = np.asarray(prediction, dtype=np.float64), np.asarray(label, dtype=np.float64)
+    p = _array("reliability: prediction", prediction).astype(np.float64)
+    y = _array("reliability: label", label, "biuf").astype(np.float64)
     if p.ndim != 1 or p.shape != y.shape:
         raise ArgumentError(
             f"reliability: got shapes {list(p.shape)} and {list(y.shape)}, expected [N] twice"
@@ -158,7 +161,7 @@ def survival_labels(accepted: ArrayLike) -> tuple[F64, Bools]:
     >>> label.tolist(), known.tolist()
     ([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], [[True, True, True], [True, True, False]])
     """
-    flags = np.asarray(accepted)
+    flags = _array("accepted", accepted, "biuf")
     if flags.ndim != 2 or not np.all(np.isin(flags, (1, 0, -1, -2))):
         raise ArgumentError(
             f"accepted: got {flags.dtype} {list(flags.shape)}, expected [N, gamma] of 1, 0, -1, -2"
@@ -172,10 +175,44 @@ def _conditional(logit: F64, temperature: float) -> F64:
     return np.where(np.isnan(c), 0.0, c)
 
 
+def _array(name: str, x: ArrayLike, kinds: str = "iuf") -> NDArray[Any]:
+    """Numbers of any shape, or an error that names the argument."""
+    try:
+        found = to_numpy(x)
+    except ValueError as error:
+        raise ArgumentError(f"{name}: got lists of different lengths, expected numbers") from error
+    if found.dtype.kind not in kinds and found.size:
+        raise ArgumentError(f"{name}: got {found.dtype} {list(found.shape)}, expected numbers")
+    return found
+
+
+def _logits(logit: ArrayLike) -> F64:
+    z = _array("logit", logit).astype(np.float64)
+    if z.ndim != 2:
+        raise ArgumentError(f"logit: got shape {list(z.shape)}, expected [N, gamma]")
+    return z
+
+
+def _scaling(temperature: ArrayLike | None, gamma: int) -> F64:
+    if temperature is None:
+        return np.ones(gamma)
+    tau = _array("temperature", temperature).astype(np.float64)
+    if tau.shape != (gamma,) or not np.all(np.isfinite(tau) & (tau > 0)):
+        got = str(tau.tolist())[:80]
+        raise ArgumentError(f"temperature: got {got}, expected [{gamma}] finite values > 0")
+    return tau
+
+
 def survivals(logit: ArrayLike, temperature: ArrayLike | None = None) -> F64:
-    """Cumulative products of ``sigmoid(logit_k / tau_k)``, float64; a NaN counts as 0."""
-    z = np.asarray(logit, dtype=np.float64)
-    tau = np.ones(z.shape[1]) if temperature is None else np.asarray(temperature, dtype=np.float64)
+    """Cumulative products of ``sigmoid(logit_k / tau_k)``, float64; a NaN counts as 0.
+
+    Raises
+    ------
+    ArgumentError
+        For logits that are not [N, gamma], or temperatures that are not gamma values > 0.
+    """
+    z = _logits(logit)
+    tau = _scaling(temperature, z.shape[1])
     out = np.ones(z.shape)
     running = np.ones(len(z))
     for k in range(z.shape[1]):
@@ -201,7 +238,7 @@ def evaluate(
     tuple of Reliability
         One a position; :func:`summary` joins them.
     """
-    a = np.asarray(survival, dtype=np.float64)
+    a = _array("survival", survival).astype(np.float64)
     label, known = survival_labels(accepted)
     if a.shape != label.shape:
         raise ArgumentError(
@@ -232,8 +269,13 @@ def evaluate_conditional(
     >>> evaluate_conditional([[0.0, 0.0]] * 2, [[1, 1], [0, -1]])[1].count
     1
     """
-    z, flags = np.asarray(logit, dtype=np.float64), np.asarray(accepted)
-    tau = np.ones(z.shape[1]) if temperature is None else np.asarray(temperature, dtype=np.float64)
+    z, flags = _logits(logit), _array("accepted", accepted, "biuf")
+    survival_labels(flags)
+    tau = _scaling(temperature, z.shape[1])
+    if z.shape != flags.shape:
+        raise ArgumentError(
+            f"logit: got shape {list(z.shape)}, expected {list(flags.shape)} like accepted"
+        )
     seen = flags >= 0
     return tuple(
         reliability(_conditional(z[seen[:, k], k], float(tau[k])), flags[seen[:, k], k], bins)
@@ -319,6 +361,11 @@ class Calibration:
             ) from error
         if not all(math.isfinite(t) and t > 0 for t in made.temperature):
             raise ArgumentError(f"Calibration.load: {path}: temperature: expected values > 0")
+        counts = {k: len(getattr(made, k)) for k in ("temperature", "fitted", "before", "after")}
+        if len(set(counts.values())) > 1 or not 1 <= counts["temperature"] <= 16:
+            raise ArgumentError(
+                f"Calibration.load: {path}: got {counts}, expected as many of each, one a draft"
+            )
         if expect is not None and json.loads(json.dumps(dict(expect))) != made.fingerprint:
             raise FingerprintError(made.fingerprint, expect, str(path))
         return made
@@ -384,7 +431,7 @@ def fit(
     >>> abs(fit(z, flags).temperature[0] - 2) < 0.11
     True
     """
-    z = np.asarray(logit, dtype=np.float64)
+    z = _logits(logit)
     label, known = survival_labels(accepted)
     if z.shape != label.shape:
         raise ArgumentError(
@@ -392,9 +439,15 @@ def fit(
         )
     if np.isnan(z[known]).any():
         raise ArgumentError("fit: logit: got NaN, expected numbers where the outcome is known")
-    if not grid or not all(math.isfinite(t) and t > 0 for t in grid):
-        raise ArgumentError(f"fit: grid: got {list(grid)[:4]}..., expected finite values > 0")
-    candidates = _ordered(grid)
+    tried = _array("fit: grid", grid).astype(np.float64)
+    if tried.ndim != 1 or not tried.size or not np.all(np.isfinite(tried) & (tried > 0)):
+        raise ArgumentError(f"fit: grid: got {str(grid)[:40]}..., expected finite values > 0")
+    check = Checker("fit")
+    check.whole("min_rounds", min_rounds, 1)
+    check.whole("bins", bins, 1)
+    notes = json_object(check, "fingerprint", {} if fingerprint is None else fingerprint)
+    check.done()
+    candidates = _ordered(tried.tolist())
     temperature, fitted = [], []
     prefix = np.ones(len(z))
     for k in range(z.shape[1]):
@@ -411,6 +464,6 @@ def fit(
         fitted=tuple(fitted),
         before=evaluate(survivals(z), accepted, bins),
         after=evaluate(survivals(z, temperature), accepted, bins),
-        fingerprint=json.loads(json.dumps(dict(fingerprint or {}))),
+        fingerprint=notes,
         conditional=evaluate_conditional(z, accepted, temperature, bins),
     )

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeats", type=int, default=9, help="timings of a point (default 9)")
     group.add_argument("--output", type=Path, help="file of the table")
     group.add_argument("--no-drafter", action="store_true", help="the target alone, from B = 1 on")
-    group.add_argument("--gamma", type=int, default=7, help="with --no-drafter: drafts a request")
+    group.add_argument("--gamma", type=int, help="with --no-drafter: drafts a request (7)")
     group.add_argument("--kv", action="store_true", help="measure the slope in KV tokens, too")
     group.add_argument("--graph-sizes", type=int, nargs="+", default=[], metavar="B",
                        help="batch sizes that the target pads to: steps of the table")  # fmt: skip
@@ -85,12 +85,18 @@ def _check(args: argparse.Namespace) -> None:
         ("gamma", 1, 16),
     ):
         value = getattr(args, name)
+        if value is None:
+            continue
         if not low <= value <= high:
             problems.append(f"--{name}: got {value}, expected {low}..{high}")
     if args.no_drafter and args.drafter is not None:
         problems.append("--drafter: got a folder with --no-drafter, expected one of them")
+    if args.gamma is not None and not args.no_drafter:
+        problems.append("--gamma: got a number without --no-drafter, expected the drafter's own")
     if problems:
         raise ValueError("\n  ".join([f"{len(problems)} wrong", *problems]))
+    if args.output is not None and not args.output.parent.is_dir():
+        raise FileNotFoundError(f"--output: {args.output.parent}: no such folder")
 
 
 def _with_drafter(args: argparse.Namespace, models: Models) -> CostTable:
@@ -118,7 +124,8 @@ def _target_alone(args: argparse.Namespace, models: Models) -> CostTable:
         with_sizes,
     )
 
-    rows, most = args.gamma + 1, args.requests * (args.gamma + 1)
+    rows = (7 if args.gamma is None else args.gamma) + 1
+    most = args.requests * rows
     step, step_at = target_step(
         models.target, most_tokens=most, context=args.context, rows=rows, seed=args.seed
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dspark_ext import ArgumentError
+from dspark_ext._arrays import Checker
 
 if TYPE_CHECKING:
     import dspark_ext as dx
@@ -55,10 +55,10 @@ class CostDrift:
     """
 
     def __init__(self, factor: float = 1.5, min_count: int = 32) -> None:
-        if not (math.isfinite(factor) and factor > 1) or min_count < 1:
-            raise ArgumentError(
-                f"CostDrift: factor, min_count: got {factor}, {min_count}, expected > 1 and >= 1"
-            )
+        check = Checker("CostDrift")
+        check.number("factor", factor, lambda x: 1 < x < math.inf, "> 1, finite")
+        check.whole("min_count", min_count, 1)
+        check.done()
         self.factor, self.min_count = float(factor), int(min_count)
         self.count = 0
         self._ratios: dict[int, deque[float]] = {}

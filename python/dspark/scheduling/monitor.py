@@ -48,13 +48,14 @@ from dspark.scheduling.calibration import (
     _ordered,
 )
 from dspark.scheduling.gaps import PositionReport, Usual, gap_of, known_flags
-from dspark_ext._arrays import Checker, to_numpy
+from dspark_ext._arrays import Checker, is_integer, to_numpy
 from dspark_ext.sampling import RULES
 
 __all__ = ["Monitor", "bucket_of"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+_MOST_ROUNDS = 1 << 24  # of a window, which keeps 13 bytes a draft of each
 _NAMES = {code: name for name, code in RULES.items()}
 
 
@@ -66,6 +67,11 @@ def bucket_of(rule: int | str, temperature: float) -> str:
     >>> bucket_of("block", 0.7), bucket_of("token", 0.0)
     ('block@0.75', 'greedy')
     """
+    check = Checker("bucket_of")
+    known = rule in RULES if isinstance(rule, str) else is_integer(rule) and rule in _NAMES
+    check.require(known, "rule", repr(rule)[:80], " | ".join(RULES))
+    check.number("temperature", temperature, lambda x: 0 <= x < math.inf, ">= 0, finite")
+    check.done()
     if temperature == 0:
         return "greedy"
     name = rule if isinstance(rule, str) else _NAMES[int(rule)]
@@ -149,15 +155,20 @@ class Monitor:
         refit_every: int = 0,
     ) -> None:
         check = Checker("Monitor")
-        check.require(1 <= gamma <= 16, "gamma", str(gamma), "1..16")
-        check.require(1 <= min_rounds <= window, "min_rounds", str(min_rounds), f"1..{window}")
-        for name, x in (("explore_every", explore_every), ("refit_every", refit_every)):
-            check.require(x >= 0, name, str(x), "at least 0")
-        check.require(0 <= drift <= 1, "drift", str(drift), "0..1")
-        check.require(sigmas >= 0, "sigmas", str(sigmas), "at least 0")
-        if calibration is not None:
-            fits = len(calibration.temperature) == gamma
-            check.require(fits, "calibration", str(len(calibration.temperature)), f"{gamma}")
+        check.whole("gamma", gamma, 1, 16)
+        sized = check.whole("window", window, 1, _MOST_ROUNDS)
+        check.whole("min_rounds", min_rounds, 1, window if sized else None)
+        check.whole("explore_every", explore_every, 0)
+        check.whole("refit_every", refit_every, 0)
+        check.number("drift", drift, lambda x: 0 <= x <= 1, "in 0..1")
+        check.number("sigmas", sigmas, lambda x: 0 <= x < math.inf, ">= 0, finite")
+        if isinstance(calibration, Calibration):
+            found = len(calibration.temperature)
+            got, wanted = f"{found} temperatures", f"{gamma}, one a draft"
+            check.require(found == gamma, "calibration", got, wanted)
+        else:
+            none = calibration is None
+            check.require(none, "calibration", calibration, "a Calibration or None")
         check.done()
         self.gamma, self.calibration, self.window = gamma, calibration, window
         self.min_rounds, self.refit_every = min_rounds, refit_every
@@ -235,18 +246,49 @@ class Monitor:
         due : int or array_like, shape (N,)
             Drafts that were scheduled whatever they promised.
         ratio : array_like, shape (N, gamma), optional
-            min(1, p/q) of every scheduled draft, where the caller has it.
+            min(1, p/q) of every scheduled draft, where the caller has it; elsewhere anything.
+
+        Raises
+        ------
+        ArgumentError
+            Listing every array of a wrong shape or with other values than these.
         """
-        flags = np.asarray(accepted)
-        z = np.asarray(logit, dtype=np.float32)
+        check = Checker("Monitor.record")
+        check.require(isinstance(bucket, str), "bucket", bucket, "a name, see bucket_of")
+        flags = self._read(check, "accepted", accepted)
+        z = self._read(check, "logit", logit).astype(np.float32)
+        rows = len(flags)
+        check.require(len(z) == rows, "logit", f"{len(z)} rounds", f"{rows}, as accepted has")
+        told = bool(np.all(np.isin(flags, (1, 0, -1, -2))))
+        check.require(told, "accepted", "other values", "flags 1, 0, -1, -2")
+        fixed = np.asarray(due)
+        whole = fixed.dtype.kind in "iu" and fixed.shape in ((), (rows,))
+        check.require(whole, "due", due, f"an integer, or [{rows}] of them")
         sent = flags != -2
-        label = np.where(flags >= 0, flags, np.nan) if ratio is None else np.asarray(ratio)
+        label = np.where(flags >= 0, flags, np.nan)
+        if ratio is not None:
+            label = self._read(check, "ratio", ratio)
+            if check.require(label.shape == flags.shape, "ratio", label, f"[{rows}, {self.gamma}]"):
+                inside = bool(np.all((label[sent] >= 0) & (label[sent] <= 1)))
+                check.require(inside, "ratio", "others where a draft was sent", "values in 0..1")
+        check.done()
         free = np.arange(1, self.gamma + 1) <= np.broadcast_to(due, len(flags))[:, None]
         alive = np.where(sent & free, np.cumprod(flags == 1, axis=1), np.nan)
         window = self._windows.setdefault(bucket, _Window(self.window, self.gamma))
         keep = slice(-self.window, None)  # more rounds at once than the window holds
         label = np.where(sent, label, np.nan).astype(np.float32)
         window.add(z[keep], label[keep], alive.astype(np.float32)[keep], sent[keep])
+
+    def _read(self, check: Checker, name: str, x: ArrayLike) -> NDArray[Any]:
+        """Numbers (N, gamma); none, and a problem, when they are no such array."""
+        expected = f"[N, {self.gamma}] numbers"
+        try:
+            values = np.asarray(to_numpy(x))
+        except ValueError:  # ragged lists
+            check.fail(name, "lists of different lengths", expected)
+            return np.zeros((0, self.gamma))
+        good = values.dtype.kind in "biuf" and values.ndim == 2 and values.shape[1] == self.gamma
+        return values if check.require(good, name, x, expected) else np.zeros((0, self.gamma))
 
     def report(self) -> dict[str, list[PositionReport]]:
         """Every position of every bucket: counts, mean predictions and labels, ECE, drift."""

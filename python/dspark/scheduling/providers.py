@@ -8,6 +8,7 @@ one beside sampled drafts.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class ConstantPrior:
 
     def __init__(self, acceptance: float = 0.6) -> None:
         check = Checker("ConstantPrior")
-        check.require(0 <= acceptance <= 1, "acceptance", str(acceptance), "0..1")
+        check.number("acceptance", acceptance, lambda x: 0 <= x <= 1, "in 0..1")
         check.done()
         self.acceptance = acceptance
 
@@ -101,10 +102,10 @@ class OnlineAcceptance:
         population_memory: float = 0.999,
     ) -> None:
         check = Checker("OnlineAcceptance")
-        check.require(0 < prior < 1, "prior", str(prior), "in (0, 1)")
-        check.require(strength > 0, "strength", str(strength), "> 0")
-        for name, x in (("memory", memory), ("population_memory", population_memory)):
-            check.require(0 < x <= 1, name, str(x), "in (0, 1]")
+        check.number("prior", prior, lambda x: 0 < x < 1, "in (0, 1)")
+        check.number("strength", strength, lambda x: 0 < x < math.inf, "> 0, finite")
+        for name, value in (("memory", memory), ("population_memory", population_memory)):
+            check.number(name, value, lambda x: 0 < x <= 1, "in (0, 1]")
         check.done()
         self.prior, self.strength = prior, strength
         self.memory, self.population_memory = memory, population_memory
