@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark_ext._arrays import ArgumentError, Checker, on_device, to_numpy
+from dspark_ext._arrays import ArgumentError, Checker, dtype_name, on_device, to_numpy
 from dspark_ext.interfaces import Drafter, DraftHead, NewFeatures, Target
 from dspark_ext.ops.confidence import confidence
 from dspark_ext.ops.markov_loop import markov_loop
@@ -355,7 +355,9 @@ def _needs_law(state: RoundState) -> bool:
 
 def _law(draft: Draft | None, drafter: Drafter | None, state: RoundState) -> dict[str, Any]:
     """Arguments of ``rejection_sample`` that describe the draft's law; none of them = one-hot."""
-    if draft is None or drafter is None or not _needs_law(state):
+    # A gate may leave out every sampled request: then no law was kept, and none is needed.
+    sampled = state.sampled_drafts() & (state.host.drafting != 0)
+    if draft is None or drafter is None or not sampled.any():
         return {}
     law = {
         "draft_logit": draft.logit,
@@ -376,8 +378,13 @@ def _confidence(
     drafting = state.host.drafting
     if scheduler.confidence is not None:
         given = scheduler.confidence.conditional(state, draft)
-        if isinstance(given, np.ndarray):
+        if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
             given = state.array(np.ascontiguousarray(given, dtype=np.float32))
+        check, shape = Checker("decode_round"), (state.max_requests, state.gamma)
+        name = f"{type(scheduler.confidence).__name__}.conditional"
+        fits = getattr(given, "shape", None) == shape and dtype_name(given) == "float32"
+        check.require(fits, name, given, f"an array of numbers {list(shape)}, [R, gamma]")
+        check.done()
         return _known_rows(confidence(probability=given, active=drafting, backend=backend), state)
     if draft.confidence_logit is None:
         if scheduler.needs_confidence:

@@ -251,13 +251,25 @@ class Scheduler:
         return np.maximum(most, 0).astype(np.int32)
 
     def check_safe(self, state: RoundState) -> None:
-        """Refuse an unsafe confidence beside sampled drafts that are verified by their law.
+        """Refuse what does not fit the state, before anything happens.
+
+        That is temperatures or a monitor for another gamma, and an unsafe confidence beside
+        sampled drafts that are verified by their law.
 
         Raises
         ------
         ArgumentError
-            Naming the slots.
+            Listing what does not fit, or naming the slots.
         """
+        check, expected = Checker("decode_round"), f"{state.gamma}, the state's gamma"
+        if self.temperature is not None:
+            known = len(self.temperature)
+            got = f"temperatures of {known} positions"
+            check.require(known == state.gamma, "scheduler", got, expected)
+        watched = getattr(self.monitor, "gamma", state.gamma)
+        got = f"a monitor of {watched} positions"
+        check.require(watched == state.gamma, "scheduler", got, expected)
+        check.done()
         unsafe = self.confidence is not None and not self.confidence.safe_with_sampled_drafts
         if not unsafe or not self.needs_confidence:
             return
@@ -281,7 +293,7 @@ class Scheduler:
         if self.wants_draft(state):
             slots[...] = state.host.active
             if self.gate is not None:
-                slots &= self.gate.drafting(state, self._table)
+                slots &= np.asarray(self.gate.drafting(state, self._table), dtype=bool)
         return slots
 
     def observe(self, state: RoundState, result: Round) -> None:

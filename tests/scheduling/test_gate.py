@@ -151,6 +151,19 @@ def test_requests_that_sit_out_keep_their_text_and_their_drafter(mode: str) -> N
     assert not any(int(s) for got in rounds for s in got.status & ~int(dx.Status.STOPPED))
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_greedy_request_drafts_beside_sampled_ones_that_sit_out(rule: Any) -> None:
+    """No law of the draft is kept in such a round, and none is asked for."""
+    params = [
+        dx.SamplingParams(max_new_tokens=12),
+        dx.SamplingParams(1.0, seed=1, max_new_tokens=12, rule=rule),
+    ]
+    cost = {n: tables()(n) for n in (1, 2)}
+    answers, rounds = run(dx.Scheduler("off", cost=cost, gate=Closed(), skip=False), params)
+    assert any(got.proposed[0] and not got.proposed[1] for got in rounds if 1 in got.slots)
+    assert answers[0] == models()[0].greedy([1], 12) and len(answers[1]) == 12
+
+
 def test_sampled_text_follows_the_same_rule() -> None:
     """With the rule match the output is plain seeded decoding, whoever drafts."""
     params = [dx.SamplingParams(0.8, seed=i, max_new_tokens=15, rule="match") for i in range(3)]

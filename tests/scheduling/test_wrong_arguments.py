@@ -24,6 +24,7 @@ from dspark.scheduling import (
 from dspark.scheduling.calibration import evaluate_conditional, survivals
 from dspark.scheduling.drift import CostDrift
 from dspark.scheduling.monitor import bucket_of
+from dspark_ext.toy import ToyDrafter, ToyTarget
 
 TABLE = dx.CostTable.from_points([1, 8], [1.0, 2.0])
 #: what to call -> arguments that are no numbers for any of the wrong values below
@@ -240,3 +241,45 @@ def test_an_interrupt_is_no_traceback(
     options = ["calibrate", "check", "--rounds", "r", "--max-ece", "1"]
     assert dspark.cli.main(options) == dspark.cli.INTERRUPTED == 130
     assert capsys.readouterr().err == "dspark calibrate: interrupted\n"
+
+
+class Fixed:
+    """A provider that answers what it was given."""
+
+    safe_with_sampled_drafts = True
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def conditional(self, state: Any, draft: Any) -> Any:
+        del state, draft
+        return self.answer
+
+    def observe(self, state: Any, result: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"temperature": [1.0, 1.0]}, "temperatures of 2 positions, expected 3"),
+        ({"monitor": Monitor(5)}, "a monitor of 5 positions, expected 3"),
+        ({"confidence": Fixed([[0.5] * 3])}, "Fixed.conditional: got list"),
+        ({"confidence": Fixed(None)}, "Fixed.conditional: got None"),
+        ({"confidence": Fixed(np.ones((1, 2)))}, r"Fixed.conditional: got float32 \[1, 2\]"),
+        ({"confidence": Fixed(np.full((1, 3), "x"))}, "Fixed.conditional: got <U1"),
+    ],
+    ids=["temperature", "monitor", "list", "none", "shape", "text"],
+)
+def test_a_scheduler_for_another_state_changes_nothing(given: dict[str, Any], text: str) -> None:
+    target = ToyTarget(6)
+    drafter = ToyDrafter(6, gamma=3, like=target)
+    state = dx.RoundState.create(1, gamma=3)
+    state.add([1], dx.SamplingParams(max_new_tokens=8))
+    dx.prefill(target, state)
+    scheduler = dx.Scheduler("causal", cost=TABLE, skip=False, **given)
+    before = int(state.host.position[0])
+    with pytest.raises(dx.ArgumentError, match=text):
+        dx.decode_round(target, drafter, state, scheduler)
+    assert int(state.host.position[0]) == before
+    assert int(dx.decode_round(target, drafter, state).num_emitted[0]) >= 1
