@@ -30,16 +30,23 @@ _MOST_SLOTS = 1 << 20
 
 
 class FingerprintError(ValueError):
-    """A cost table was measured for something else; ``differing`` names the fields."""
+    """A cost table, or ``what``, was made for something else; ``differing`` names the fields."""
 
-    def __init__(self, found: Mapping[str, Any], expected: Mapping[str, Any], path: str) -> None:
+    def __init__(
+        self,
+        found: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        path: str,
+        what: str = "cost table",
+    ) -> None:
         keys = sorted({*found, *expected})
         self.differing = [k for k in keys if found.get(k, _MISSING) != expected.get(k, _MISSING)]
+        has = f"the {what.split()[-1]} has"
         lines = [
-            f"{k}: the table has {found.get(k, _MISSING)!r}, expected {expected.get(k, _MISSING)!r}"
+            f"{k}: {has} {found.get(k, _MISSING)!r}, expected {expected.get(k, _MISSING)!r}"
             for k in self.differing
         ]
-        text = "\n  ".join([f"{path}: cost table of another set-up, measure a new one", *lines])
+        text = "\n  ".join([f"{path}: {what} of another set-up, make a new one", *lines])
         super().__init__(text)
 
 

@@ -367,7 +367,7 @@ class Calibration:
                 f"Calibration.load: {path}: got {counts}, expected as many of each, one a draft"
             )
         if expect is not None and json.loads(json.dumps(dict(expect))) != made.fingerprint:
-            raise FingerprintError(made.fingerprint, expect, str(path))
+            raise FingerprintError(made.fingerprint, expect, str(path), "calibration")
         return made
 
 
