@@ -87,6 +87,8 @@ void dspark::check_rejection_sampler(Problems& problems, const Params* p, int32_
   dspark::check_pointer(problems, "position", p->position);
   DSPARK_REQUIRE(problems, p->stop_ids == nullptr || p->num_stop_ids >= 0,
                  "num_stop_ids: got %d, expected >= 0", p->num_stop_ids);
+  DSPARK_REQUIRE(problems, p->anchor == nullptr || p->anchor != p->next_anchor,
+                 "anchor: got the array of next_anchor, expected another one");
   check_draft_law(problems, p, vocab);
   check_outputs(problems, p);
 }

@@ -5,6 +5,7 @@
 // segments of each row do. Nothing a row leaves behind depends on either split.
 #include "cpu/rejection_sampler.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/dtype.h"
@@ -349,6 +350,18 @@ size_t lanes_bytes(const dspark_rejection_sampler_params& p) {
   return static_cast<size_t>(lanes_of(p)) * lane_bytes(p.vocab_size);
 }
 
+namespace {
+
+/// Ids of a row that are worth a thread: fewer take less time than threads need to meet.
+constexpr int32_t kIdsPerThread = 1 << 15;
+
+int row_threads(const dspark_rejection_sampler_params& p) {
+  const int worth = std::max(1, p.vocab_size / kIdsPerThread);
+  return std::min(worth, max_threads(p.num_threads));
+}
+
+}  // namespace
+
 Lanes set_up_lanes(const dspark_rejection_sampler_params& p, void* scratch) {
   const Lanes lanes{static_cast<char*>(scratch), lane_bytes(p.vocab_size), lanes_of(p)};
   for (int i = 0; i < lanes.count; ++i) {
@@ -358,7 +371,7 @@ Lanes set_up_lanes(const dspark_rejection_sampler_params& p, void* scratch) {
             &lane.row.scratch);
     lane.loops = &pick(baseline::rejection_loops, v3::rejection_loops, v4::rejection_loops);
     lane.segments = segments_of(p.vocab_size);
-    lane.threads = lanes.count > 1 ? 1 : max_threads(p.num_threads);
+    lane.threads = lanes.count > 1 ? 1 : row_threads(p);
   }
   return lanes;
 }

@@ -237,6 +237,14 @@ def test_c_api_lists_its_problems() -> None:
         assert part in str(error.value)
 
 
+def test_the_next_anchor_is_not_written_over_the_anchor() -> None:
+    result = dx.rejection_sample(**arguments())
+    before = result.next_anchor.copy()
+    with pytest.raises(ValueError, match="anchor: got the array of next_anchor"):
+        dx.rejection_sample(**arguments(anchor=result.next_anchor), out=result)
+    np.testing.assert_array_equal(result.next_anchor, before)
+
+
 def test_workspace_too_small_is_refused() -> None:
     p = _C.RejectionSamplerParams()
     p.num_requests, p.gamma, p.vocab_size = 0, 1, 1000

@@ -200,7 +200,7 @@ def test_the_kernels_have_the_bits_of_the_cpu(
             np.testing.assert_array_equal(getattr(got, field), getattr(full, field), field)
 
 
-@pytest.mark.parametrize("sizes", [(128, 20_096, 384, 9392), (128 * 67, 21_424)], ids=str)
+@pytest.mark.parametrize("sizes", [(128, 70_016, 384, 29_472), (128 * 67, 91_424)], ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_shards_of_many_segments(sizes: tuple[int, ...], threads: int) -> None:
     """Segment numbers that are no multiple of four, and rows that threads share."""
@@ -209,7 +209,7 @@ def test_shards_of_many_segments(sizes: tuple[int, ...], threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         for seed in range(3):
-            call = Call(seed, 30_000)
+            call = Call(seed, 100_000)
             got = run([call.rank(Shard(sizes, k)) for k in range(len(sizes))])[-1]
             want = call.whole("cpu")
             for field in FIELDS:

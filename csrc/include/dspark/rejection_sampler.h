@@ -100,11 +100,12 @@ typedef struct dspark_rejection_sampler_params {
   int64_t output_counts_stride;     ///< elements between requests
   const uint32_t* prompt_mask;      ///< [R, words] packed bits, 1 = in the prompt, or NULL
   int64_t prompt_mask_stride;       ///< words between requests
-  const int32_t* anchor;           ///< [R] counted as one more output token; < 0 or NULL: it is not
-  const int32_t* min_tokens_left;  ///< [R] rows i below this emit no stop id
-  const float* draft_logit;        ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
-  const float* draft_lse;          ///< [R, gamma] lse of the draft law, or NULL
-  const void* draft_logits;        ///< [R, gamma, V_d] stored z, or NULL
+  const int32_t* anchor;            ///< [R] counted as one more output token; < 0 or NULL: it is
+                                    ///< not. Another array than next_anchor
+  const int32_t* min_tokens_left;   ///< [R] rows i below this emit no stop id
+  const float* draft_logit;         ///< [R, gamma] z(x), or NULL: the draft's law is one-hot
+  const float* draft_lse;           ///< [R, gamma] lse of the draft law, or NULL
+  const void* draft_logits;         ///< [R, gamma, V_d] stored z, or NULL
   const int32_t* support_ids;      ///< [R, gamma, M] target ids that have mass, ascending, negative
                                    ///< behind the last; in place of draft_logits, or NULL
   const void* support_logits;      ///< [R, gamma, M] their z; with support_ids
