@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dspark_ext as dx
+from dspark.cli import main
 from dspark.engine.options import add_sampling, scheduler_of
 from dspark.scheduling import DraftProbability, Monitor, OnlineAcceptance, fit
 
@@ -64,7 +65,35 @@ def test_the_gate_brings_a_cost_table_into_any_mode(cost: str) -> None:
 def test_illegal_values(tmp_path: Path) -> None:
     sts = tmp_path / "sts.json"
     fit(np.zeros((2, 3)), np.ones((2, 3), int)).save(sts)
-    with pytest.raises(dx.ArgumentError, match="--calibration: got 3 temperatures, expected 2"):
+    with pytest.raises(dx.ArgumentError, match=r"--calibration: .*got 3 temperatures, expected 2"):
         scheduler("--calibration", str(sts))
     with pytest.raises(dx.ArgumentError, match="rounds"):
         scheduler("--ageing", "0")
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench"], ["eval", "--lossless"]], ids=str)
+def test_no_requests_are_refused_before_a_model_is_loaded(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("dspark.engine.loading.load", loaded)
+    assert main([*command, "--requests", "0"]) == 2
+    assert "--requests: got 0, expected an integer >= 1" in capsys.readouterr().err
+
+
+def test_a_calibration_of_another_rule_or_temperature_is_refused(tmp_path: Path) -> None:
+    sts = tmp_path / "sts.json"
+    flags, notes = np.ones((4, GAMMA + 1), int), {"rule": "token", "temperature": 1.0}
+    fit(flags * 1.0, flags, min_rounds=1, fingerprint=notes).save(sts)
+    with pytest.raises(dx.ArgumentError) as error:
+        scheduler("--calibration", str(sts), "--temperature", "0.5")
+    for text in ("--calibration: ", "sts.json: got a calibration of {'temperature': 1.0}",
+                 f"got {GAMMA + 1} temperatures, expected {GAMMA}"):  # fmt: skip
+        assert text in str(error.value)
+    fit(flags[:, 1:] * 1.0, flags[:, 1:], min_rounds=1, fingerprint=notes).save(sts)
+    assert scheduler("--calibration", str(sts), "--temperature", "1").temperature is not None
+    for other in ((), ("--temperature", "1", "--rule", "match")):
+        with pytest.raises(dx.ArgumentError, match="another event"):
+            scheduler("--calibration", str(sts), *other)

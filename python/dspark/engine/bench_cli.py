@@ -19,6 +19,7 @@ from dspark.engine.options import (
     add_common,
     add_models,
     add_sampling,
+    check_requests,
     sampling_of,
     scheduler_of,
 )
@@ -48,6 +49,7 @@ def main(args: argparse.Namespace) -> int:
     from dspark.targets.smollm2 import TargetNotInstalledError
 
     try:
+        check_requests(args)
         result = _bench(args)
     except (FileNotFoundError, TargetNotInstalledError) as error:
         print(f"dspark bench: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ from dspark.engine.options import (
     add_common,
     add_models,
     add_sampling,
+    check_requests,
     sampling_of,
     scheduler_of,
 )
@@ -54,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
         print("dspark generate: give a prompt or --demo", file=sys.stderr)
         return USAGE
     try:
+        check_requests(args)
         if args.demo:
             from dspark.engine.demo import run
 

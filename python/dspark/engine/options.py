@@ -87,26 +87,35 @@ def sampling_of(args: argparse.Namespace, models: Models, seed: int | None = Non
     )
 
 
+def check_requests(args: argparse.Namespace) -> None:
+    """Refuse a wrong ``--requests`` before a model is loaded."""
+    from dspark_ext._arrays import Checker
+
+    check = Checker("options")
+    check.whole("--requests", args.requests, 1)
+    check.done()
+
+
 def scheduler_of(args: argparse.Namespace, models: Models) -> dx.Scheduler:
     """Return the scheduler of the options; measures a cost table where one is needed."""
     import dspark_ext as dx
     from dspark.engine.costs import cached, load_for
-    from dspark.scheduling.calibration import Calibration
     from dspark.scheduling.monitor import Monitor
     from dspark.scheduling.providers import PROVIDERS
+    from dspark.scheduling.rounds import calibration_for, notes_of
 
-    cost = None
+    cost, found, gamma = None, None, models.drafter.gamma
+    if args.calibration is not None:
+        notes = notes_of(args.rule, args.temperature)
+        try:
+            found = calibration_for(args.calibration, gamma, notes, "this run's drafts")
+        except dx.ArgumentError as error:
+            raise dx.ArgumentError(f"--calibration: {error}") from error
     if args.mode in ("causal", "two_phase") or args.gate:
         if args.cost is not None:
             cost = load_for(args.cost, models)
         else:
             cost, _ = cached(models, args.requests, cost_folder(), progress=not args.quiet)
-    found = None if args.calibration is None else Calibration.load(args.calibration)
-    gamma = models.drafter.gamma
-    if found is not None and len(found.temperature) != gamma:
-        raise dx.ArgumentError(
-            f"--calibration: got {len(found.temperature)} temperatures, expected {gamma}"
-        )
     return dx.Scheduler(
         args.mode,
         cost=cost,

@@ -20,6 +20,7 @@ from dspark.engine.options import (
     add_common,
     add_models,
     add_sampling,
+    check_requests,
     scheduler_of,
 )
 
@@ -53,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
         print("dspark eval: give prompt files or --lossless", file=sys.stderr)
         return USAGE
     try:
+        check_requests(args)
         result = _evaluate(args)
     except (FileNotFoundError, TargetNotInstalledError) as error:
         print(f"dspark eval: {error}", file=sys.stderr)

@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import sys
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ import numpy as np
 
 from dspark.engine.options import FAILED, OK, USAGE, add_common, add_models
 from dspark.scheduling.calibration import (
-    Calibration,
     Reliability,
     evaluate,
     fit,
@@ -34,7 +32,7 @@ from dspark.scheduling.calibration import (
     survivals,
 )
 from dspark.scheduling.calibration_plot import plot_reliability
-from dspark_ext import ArgumentError
+from dspark.scheduling.rounds import calibration_for, notes_of, read_rounds
 from dspark_ext._arrays import Checker
 
 
@@ -134,8 +132,7 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         args.output,
         logit=logit,
         accepted=accepted,
-        rule=np.array(args.rule if args.temperature else "greedy"),
-        temperature=np.array(args.temperature),
+        **{k: np.array(v) for k, v in notes_of(args.rule, args.temperature).items()},
     )
     return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK
 
@@ -151,25 +148,6 @@ def _check_collect(args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--output: {args.output.parent}: no such folder")
 
 
-def _read_rounds(path: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """Logits, flags, and what ``collect`` noted beside them."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            notes = {k: file[k].item() for k in ("rule", "temperature") if k in file}
-            logit, accepted = file["logit"], file["accepted"]
-    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ArgumentError(
-            f"{path}: expected an .npz with logit and accepted [N, gamma] ({error})"
-        ) from error
-    shapes = [list(x.shape) for x in (logit, accepted)]
-    if logit.ndim != 2 or shapes[0] != shapes[1] or not logit.shape[1]:
-        raise ArgumentError(
-            f"{path}: logit, accepted: got shapes {shapes[0]} and {shapes[1]}, expected "
-            "[N, gamma] twice, gamma >= 1"
-        )
-    return logit, accepted, notes
-
-
 def _rows(positions: tuple[Reliability, ...]) -> list[dict[str, Any]]:
     return [
         {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(r).items()}
@@ -178,7 +156,8 @@ def _rows(positions: tuple[Reliability, ...]) -> list[dict[str, Any]]:
 
 
 def _fit(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    logit, accepted, notes = _read_rounds(args.rounds)
+    arrays, notes = read_rounds(args.rounds)
+    logit, accepted = arrays["logit"], arrays["accepted"]
     names = {"drafter": args.drafter, "target": args.target, **notes}
     found = fit(
         logit,
@@ -200,31 +179,19 @@ def _fit(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def _apply(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    logit, _, notes = _read_rounds(args.rounds)
-    found = _load(args.calibration, logit, notes)
+    arrays, notes = read_rounds(args.rounds)
+    logit = arrays["logit"]
+    found = _temperature(args.calibration, logit, notes)
     survival = survivals(logit, found).astype(np.float32)
     np.savez(args.output, survival=survival)
     return {"rounds": len(survival), "output": str(args.output)}, OK
 
 
-def _load(path: Path | None, logit: Any, notes: dict[str, Any]) -> tuple[float, ...] | None:
+def _temperature(path: Path | None, logit: Any, notes: dict[str, Any]) -> tuple[float, ...] | None:
     """Temperatures of a calibration that fits the rounds; ``None`` without a file."""
     if path is None:
         return None
-    found = Calibration.load(path)
-    was = found.fingerprint
-    other = {k: was[k] for k in notes if was.get(k, notes[k]) != notes[k]}
-    if other:
-        raise ArgumentError(
-            f"{path}: got a calibration of {other}, expected one of {notes} as the rounds; "
-            "acceptance under another rule or temperature is another event"
-        )
-    if len(found.temperature) != logit.shape[1]:
-        raise ArgumentError(
-            f"{path}: got {len(found.temperature)} temperatures, expected {logit.shape[1]} as the "
-            "rounds have positions"
-        )
-    return found.temperature
+    return calibration_for(path, logit.shape[1], notes, "the rounds").temperature
 
 
 def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
@@ -232,8 +199,9 @@ def _check(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     check.number("--max-ece", args.max_ece, lambda x: 0 <= x <= 1, "in 0..1")
     check.whole("--min-rounds", args.min_rounds, 1)
     check.done()
-    logit, accepted, notes = _read_rounds(args.rounds)
-    tau = _load(args.calibration, logit, notes)
+    arrays, notes = read_rounds(args.rounds)
+    logit, accepted = arrays["logit"], arrays["accepted"]
+    tau = _temperature(args.calibration, logit, notes)
     positions = evaluate(survivals(logit, tau), accepted)
     if args.plot is not None:
         plot_reliability(args.plot, logit, accepted, tau)
