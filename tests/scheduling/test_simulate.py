@@ -145,6 +145,12 @@ def test_loads_and_policies_do_not_meet() -> None:
     assert points[3] == run(policies[1], Synthetic(), line(64), 4, work)
 
 
+@pytest.mark.parametrize("name", ["mtp_draft_share", "prior", "seed", "output_tokens"])
+def test_a_wrong_workload(name: str) -> None:
+    with pytest.raises(dx.ArgumentError, match=rf"Workload: 1 problem\n  {name}: got -1"):
+        Workload(**{name: -1})  # type: ignore[arg-type]
+
+
 def test_a_curve_that_is_too_short() -> None:
     with pytest.raises(dx.ArgumentError, match="static7 may send 32 rows for 4 requests"):
         one("static7", Synthetic(), line(31), 4, Workload(tokens=100))

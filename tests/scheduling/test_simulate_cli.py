@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dspark.cli import main
+from dspark.scheduling import fit
 from dspark.scheduling.simulate_report import read_csv
 
 SHORT = ("--loads", "2", "4", "--tokens", "300", "--output-tokens", "40", "--quiet")
@@ -95,8 +96,22 @@ def test_gate(capsys: pytest.CaptureFixture[str]) -> None:
         (("--policies", "two_phase:lag1"), "unsafe_lag1"),
         (("--cost", "steep"), "expected smooth, staircase"),
         (("--loads", "0"), "--loads: got 0"),
-        (("--ece", "0.9"), "ece: got 0.9"),
-        (("--tokens", "0"), "tokens: got 0"),
+        (("--ece", "0.9"), "--ece: got 0.9"),
+        (("--tokens", "0"), "--tokens: got 0"),
+        (("--seed", "-1"), "--seed: got -1"),
+        (("--draft-ms", "-1"), "--draft-ms: got -1.0"),
+        (("--ms-per-kv-token", "inf"), "--ms-per-kv-token: got inf"),
+        (("--mtp-draft-share", "-0.5"), "--mtp-draft-share: got -0.5"),
+        (("--request-spread", "-1"), "--request-spread: got -1.0"),
+        (("--base", "nan"), "--base: got nan"),
+        (("--persistence", "2"), "--persistence: got 2.0"),
+        (("--drift", "nan"), "--drift: got nan"),
+        (("--gamma", "17"), "--gamma: got 17"),
+        (("--min-gain", "nan"), "--min-gain: got nan"),
+        (("--loads", "1000000000000"), "--loads: got 1000000000000"),
+        (("--auroc", "0.99"), "--auroc: got 0.99, expected 0.51.."),
+        (("--believed", "steep"), "--believed: got 'steep'"),
+        (("--device", "cuda"), "--device: got 'cuda', expected cpu: "),
         (("--calibration", "x.json"), "without --rounds"),
     ],
 )
@@ -105,6 +120,65 @@ def test_wrong_options(
 ) -> None:
     assert simulate(*options) == 2
     assert text in capsys.readouterr().err
+
+
+def test_everything_wrong_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cost.csv").touch()
+    (tmp_path / "rounds.npz").touch()
+    options = ("--policies", "bogus", "none", "staticX", "--seed", "-1", "--loads", "0", "-3",
+               "--device", "cuda", "--cost", str(tmp_path / "cost.csv"), "--believed", "no.csv",
+               "--rounds", str(tmp_path / "rounds.npz"), "--ece", "0.1")  # fmt: skip
+    assert simulate(*options) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "dspark simulate: options: 9 problems"
+    for text in ("--policies: got 'bogus'", "--policies: got 'staticX'", "--seed: got -1",
+                 "--loads: got 0", "--loads: got -3", "--device: got 'cuda'", "--ece: of the",
+                 f"--cost: {tmp_path / 'cost.csv'}: ",
+                 f"--rounds: {tmp_path / 'rounds.npz'}: "):  # fmt: skip
+        assert any(line.startswith(f"  {text}") for line in lines), text
+
+
+def replay(path: Path, **arrays: object) -> int:
+    whole = {"logit": np.ones((8, 2)), "accepted": np.ones((8, 2), np.int8), **arrays}
+    np.savez(path, **whole)  # type: ignore[arg-type]
+    return simulate("--rounds", str(path), "--policies", "static1")
+
+
+def test_files_that_are_no_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "array.npy", np.zeros((2, 2)))
+    (tmp_path / "nothing.npz").touch()
+    (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04 and no more")
+    for name in ("array.npy", "nothing.npz", "torn.npz"):
+        assert simulate("--rounds", str(tmp_path / name)) == 2
+        assert f"--rounds: {tmp_path / name}: expected an .npz" in capsys.readouterr().err
+    path = tmp_path / "rounds.npz"
+    assert replay(path) == 0
+    for name, wrong in (
+        ("accepted", np.full((8, 2), 7)),
+        ("logit", np.full((8, 2), "x")),
+        ("request", np.zeros(3, int)),
+        ("logit, accepted", np.zeros(8)),
+    ):
+        assert replay(path, **{name.split(",")[0]: wrong}) == 2
+        assert f"--rounds: {path}: {name}: got" in capsys.readouterr().err
+
+
+def test_a_calibration_for_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, sts = tmp_path / "rounds.npz", tmp_path / "sts.json"
+    notes = {"rule": "token", "temperature": 1.0}
+    replay(path, **notes)
+    again = ("--rounds", str(path), "--calibration", str(sts), "--policies", "static1")
+    flags = np.ones((8, 3), int)
+    fit(flags[:, 1:] * 1.0, flags[:, 1:], min_rounds=1, fingerprint=notes).save(sts)
+    assert simulate(*again) == 0
+    fit(flags * 1.0, flags, min_rounds=1, fingerprint={**notes, "rule": "block"}).save(sts)
+    capsys.readouterr()
+    assert simulate(*again) == 2
+    found = capsys.readouterr().err
+    assert f"--calibration: {sts}: got a calibration of {{'rule': 'block'}}" in found
+    assert f"{sts}: got 3 temperatures, expected 2" in found
 
 
 def test_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,9 +80,10 @@ def test_difficulty_stays_with_the_request() -> None:
 
 
 def test_wrong_generators() -> None:
-    for k in ({"gamma": 0}, {"gamma": 17}, {"sight": 1.5}, {"persistence": -0.1}):
-        with pytest.raises(dx.ArgumentError, match="Synthetic"):
-            Synthetic(**k)
+    for k in ({"gamma": 0}, {"gamma": 17}, {"sight": 1.5}, {"persistence": -0.1},
+              {"base": np.nan}, {"request_spread": -1.0}):  # fmt: skip
+        with pytest.raises(dx.ArgumentError, match=rf"Synthetic: .*\n  {next(iter(k))}: got"):
+            Synthetic(**k)  # type: ignore[arg-type]
 
 
 # --- recorded rounds -----------------------------------------------------------------------------
@@ -112,12 +113,22 @@ def test_recorded_files(tmp_path: Path) -> None:
     trace = Recorded.load(path, temperature=[1.0, 2.0])
     assert (trace.gamma, trace.run.tolist()) == (2, [1, 2])
     np.savez(path, logit=np.zeros((2, 2)))
-    with pytest.raises(dx.ArgumentError, match="expected logit and accepted"):
+    with pytest.raises(dx.ArgumentError, match="with logit and accepted"):
         Recorded.load(path)
     with pytest.raises(dx.ArgumentError, match="no round with known outcomes"):
         Recorded.of(np.zeros((1, 2)), [[1, -2]])
     with pytest.raises(dx.ArgumentError, match="twice"):
         Recorded.of(np.zeros((1, 2)), [[1]])
+    for name, wrong in (
+        ("logit", {"logit": [["a", "b"]]}),
+        ("accepted", {"accepted": [[7, 8]]}),
+        ("accepted", {"accepted": [["a", "b"]]}),
+        ("request", {"request": [0, 1]}),
+        ("request", {"request": [0.5]}),
+        ("temperature", {"temperature": [1.0]}),
+    ):
+        with pytest.raises(dx.ArgumentError, match=f"^{name}: got"):
+            Recorded.of(**{"logit": np.zeros((1, 2)), "accepted": [[1, 1]], **wrong})
 
 
 # --- cost curves ---------------------------------------------------------------------------------
@@ -153,5 +164,11 @@ def test_curves_from_files(tmp_path: Path) -> None:
     csv.write_text("rows,ms\n1,4\n")
     with pytest.raises(dx.ArgumentError, match="expected columns tokens and ms"):
         read_csv(csv)
+    for content in (b"", b"tokens,ms\n", b"tokens,ms\n4,1\n1,2\n", b"\x00\xff", b"a\x00b\n\x00"):
+        csv.write_bytes(content)
+        with pytest.raises(dx.ArgumentError, match=r"points\.csv: "):
+            read_csv(csv)
+    with pytest.raises(dx.ArgumentError, match="draft_ms: got -1"):
+        Curve("x", table, draft_ms=-1.0)
     with pytest.raises(dx.ArgumentError, match="expected smooth, staircase"):
         Curve.named("steep", 8)

@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.scheduling.simulate_costs import Curve
+from dspark.scheduling.simulate_limits import check_fields
 from dspark.scheduling.simulate_policies import Decider, Policy
 from dspark.scheduling.simulate_traces import Trace
 from dspark_ext import ArgumentError, CostTable
+from dspark_ext._arrays import Checker
 
 __all__ = ["Point", "Workload", "run", "sweep"]
 
@@ -58,9 +60,9 @@ class Workload:
     prior: float = 0.6
 
     def __post_init__(self) -> None:
-        for name in ("output_tokens", "prompt_tokens", "tokens"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        check = Checker("Workload")
+        check_fields(check, vars(self))
+        check.done()
 
     def total(self, load: int) -> int:
         """Tokens to emit at a load."""

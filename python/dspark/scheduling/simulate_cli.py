@@ -20,7 +20,6 @@ from dspark.engine.options import FAILED, OK, USAGE, add_common
 
 if TYPE_CHECKING:
     from dspark.scheduling.simulate import Point
-    from dspark.scheduling.simulate_costs import Curve
 
 LOADS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -54,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="fail unless two_phase reaches X times the best fixed length at every "
                        "load")  # fmt: skip
     add_common(parser)
+    parser.add_argument("--device", default="cpu", help="cpu alone: no kernel runs here")
 
 
 def _add_cost(group: argparse._ArgumentGroup) -> None:
@@ -117,28 +117,15 @@ def main(args: argparse.Namespace) -> int:
 def _simulate(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
     from tqdm import tqdm
 
-    from dspark.scheduling.simulate import Workload, sweep
-    from dspark.scheduling.simulate_policies import Policy, default_policies
+    from dspark.scheduling.simulate import sweep
+    from dspark.scheduling.simulate_options import read
     from dspark.scheduling.simulate_report import compare
     from dspark.scheduling.simulate_traces import quality
 
-    trace = _trace(args)
-    loads = sorted(set(args.loads))
-    if loads[0] < 1:
-        raise ValueError(f"--loads: got {loads[0]}, expected at least 1")
-    names = args.policies
-    policies = [Policy.parse(n) for n in names] if names else default_policies(trace.gamma)
-    workload = Workload(
-        output_tokens=args.output_tokens,
-        prompt_tokens=args.prompt_tokens,
-        tokens=args.tokens,
-        seed=args.seed,
-        mtp_draft_share=args.mtp_draft_share,
-        draft_in_theta=not args.free_draft,
-    )
-    most = loads[-1] * (1 + trace.gamma)
-    curve = _curve(args.cost, args, most)
-    believed = None if args.believed is None else _curve(args.believed, args, most)
+    setting = read(args)
+    trace, loads, policies, workload = (
+        setting.trace, setting.loads, setting.policies, setting.workload)  # fmt: skip
+    curve, believed = setting.curve, setting.believed
     total = len(loads) * len(policies)
     with tqdm(total=total, desc="simulate", unit="point", disable=args.quiet, leave=False) as bar:
         points = sweep(policies, trace, curve, loads, workload, believed, bar.update)
@@ -157,36 +144,6 @@ def _simulate(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
         "comparison": compare(points),
         "files": [],
     }
-
-
-def _curve(name: str, args: argparse.Namespace, most_tokens: int) -> Curve:
-    from dspark.scheduling.simulate_costs import Curve
-
-    changes = {k: getattr(args, k) for k in ("draft_ms", "draft_ms_per_request", "ms_per_kv_token")}
-    return Curve.named(name, most_tokens, changes)
-
-
-def _trace(args: argparse.Namespace) -> Any:
-    from dspark.scheduling.calibration import Calibration
-    from dspark.scheduling.simulate_traces import Recorded, Synthetic
-
-    names = ("gamma", "base", "decay", "request_spread", "round_spread", "position_spread",
-             "persistence", "ece", "auroc")  # fmt: skip
-    given = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
-    if args.rounds is not None:
-        if given or args.drift:
-            options = ", ".join(
-                f"--{n.replace('_', '-')}" for n in (*given, *["drift"][: bool(args.drift)])
-            )
-            raise ValueError(f"{options}: of the generator, not of --rounds")
-        tau = None
-        if args.calibration is not None:
-            tau = Calibration.load(args.calibration).temperature
-        return Recorded.load(args.rounds, tau)
-    if args.calibration is not None:
-        raise ValueError("--calibration: got a file without --rounds")
-    ece, auroc = given.pop("ece", None), given.pop("auroc", None)
-    return Synthetic(drift=args.drift, **given).tuned(ece, auroc, seed=args.seed)
 
 
 def _write(args: argparse.Namespace, points: Sequence[Point], result: dict[str, Any]) -> None:

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dspark.scheduling.simulate_limits import check_fields
 from dspark_ext import ArgumentError, CostTable
+from dspark_ext._arrays import Checker
 
 __all__ = ["GRAPH_SIZES", "Curve", "read_csv", "roofline"]
 
@@ -66,6 +68,11 @@ class Curve:
     target: CostTable
     draft_ms: float = 0.0
     draft_ms_per_request: float = 0.0
+
+    def __post_init__(self) -> None:
+        check = Checker("Curve")
+        check_fields(check, vars(self))
+        check.done()
 
     def draft(self, requests: int) -> float:
         """Milliseconds of one draft of ``requests`` requests."""
@@ -136,6 +143,13 @@ class Curve:
 def read_csv(path: Path) -> CostTable:
     r"""Read points of a cost curve: columns ``tokens`` and ``ms``, rising, a header on top.
 
+    Raises
+    ------
+    ArgumentError
+        When the file is something else, or empty; the message names it.
+    OSError
+        When it cannot be read.
+
     Examples
     --------
     >>> import tempfile
@@ -145,11 +159,14 @@ def read_csv(path: Path) -> CostTable:
     ...     read_csv(file).ms([1, 8]).tolist()
     [4.0, 4.5]
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
         tokens = [int(row["tokens"]) for row in rows]
         ms = [float(row["ms"]) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ArgumentError(f"{path}: got {error}, expected columns tokens and ms") from error
-    return CostTable.from_points(tokens, ms)
+    try:
+        return CostTable.from_points(tokens, ms)
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error

@@ -24,7 +24,7 @@ The confidence of draft k never depends on what draft k turns out to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,8 +32,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dspark.scheduling.calibration import BINS, Reliability, _auc, _ece, evaluate
+from dspark.scheduling.calibration import (
+    BINS,
+    Reliability,
+    _auc,
+    _ece,
+    _logits,
+    _scaling,
+    evaluate,
+    survival_labels,
+)
+from dspark.scheduling.rounds import read_rounds
+from dspark.scheduling.simulate_limits import check_fields
 from dspark_ext import ArgumentError
+from dspark_ext._arrays import Checker
 
 __all__ = ["Batch", "Recorded", "Synthetic", "Trace", "quality"]
 
@@ -111,13 +123,9 @@ class Synthetic:
     intercept: tuple[float, ...] = ()  # of a head with sight < 1, by position
 
     def __post_init__(self) -> None:
-        if not 1 <= self.gamma <= 16:
-            raise ArgumentError(f"Synthetic: gamma: got {self.gamma}, expected 1..16")
-        if not (0 <= self.sight <= 1 and 0 <= self.persistence <= 1):
-            raise ArgumentError(
-                f"Synthetic: sight, persistence: got {self.sight}, {self.persistence}, expected "
-                "0..1 each"
-            )
+        check = Checker("Synthetic")
+        check_fields(check, vars(self))
+        check.done()
 
     @property
     def mean(self) -> F64:
@@ -335,17 +343,22 @@ class Recorded:
 
         ``temperature`` [gamma] divides the logits, as in :func:`dspark_ext.confidence`.
         """
-        z, flags = np.asarray(logit, dtype=np.float64), np.asarray(accepted)
-        if z.ndim != 2 or z.shape != flags.shape:
+        z, flags = _logits(logit), np.asarray(accepted)
+        survival_labels(flags)  # refuses other flags
+        if z.shape != flags.shape:
             raise ArgumentError(
                 f"Recorded: got logit {list(z.shape)} and accepted {list(flags.shape)}, expected "
                 "[N, gamma] twice"
             )
+        names = np.zeros(len(z), np.int64) if request is None else np.asarray(request)
+        if names.shape != (len(z),) or names.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"request: got {names.dtype} {list(names.shape)}, expected [{len(z)}] integers"
+            )
+        tau = _scaling(temperature, z.shape[1])
         known = ~np.any(flags == -2, axis=1)
         if not known.any():
             raise ArgumentError("Recorded: no round with known outcomes")
-        tau = np.ones(z.shape[1]) if temperature is None else np.asarray(temperature)
-        names = np.zeros(len(z), dtype=np.int64) if request is None else np.asarray(request)
         order = np.argsort(names[known], kind="stable")
         return cls(
             np.nan_to_num(_sigmoid(z[known] / tau))[order].astype(np.float32),
@@ -355,13 +368,19 @@ class Recorded:
 
     @classmethod
     def load(cls, path: Path, temperature: ArrayLike | None = None) -> Recorded:
-        """Read an ``.npz`` of ``dspark calibrate collect``."""
+        """Read an ``.npz`` of ``dspark calibrate collect``; errors name it."""
+        arrays, _ = read_rounds(path)
+        return cls.read(path, arrays, temperature)
+
+    @classmethod
+    def read(
+        cls, path: Path, arrays: Mapping[str, Any], temperature: ArrayLike | None = None
+    ) -> Recorded:
+        """Build a trace from what :func:`read_rounds` found in a file; errors name it."""
         try:
-            with np.load(path, allow_pickle=False) as file:
-                request = file.get("request")
-                return cls.of(file["logit"], file["accepted"], request, temperature)
-        except (KeyError, ValueError) as error:
-            raise ArgumentError(f"{path}: expected logit and accepted ({error})") from error
+            return cls.of(**arrays, temperature=temperature)
+        except ArgumentError as error:
+            raise ArgumentError(f"{path}: {error}") from error
 
     def batch(self, slots: int, rng: np.random.Generator) -> Batch:
         """Start a run of ``slots`` concurrent requests."""
