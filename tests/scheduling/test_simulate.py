@@ -258,7 +258,7 @@ def test_the_gate_saves_drafts_that_do_not_pay() -> None:
 @pytest.mark.parametrize(
     "name",
     ["", "static", "causal3", "static1.5", "two_phase:lag1", "two_phase:unsafe_lag2", "none+min1",
-     "oracle:lag3", "threshold", "static2+gate", "causal+age", "two_phase+min0.5",
+     "oracle:lag3", "threshold", "threshold5", "static2+gate", "causal+age", "two_phase+min0.5",
      "static2+weight2"],
 )  # fmt: skip
 def test_names_that_are_none(name: str) -> None:

@@ -97,9 +97,11 @@ class Policy:
                        float(extra.get("weight", 1)), int(extra.get("age", 0)),
                        "gate" in extra)  # fmt: skip
         except ValueError as error:
-            raise ArgumentError(f"policy: {name!r}: {error}") from error
+            raise ArgumentError(f"policy: got {name!r}: {error}") from error
         if mode == "static" and value != int(value):
             raise ArgumentError(f"policy: got {name!r}, expected a whole number of drafts")
+        if mode == "threshold" and value > 1:
+            raise ArgumentError(f"policy: got {name!r}, expected a threshold in 0..1")
         return made
 
     @property
