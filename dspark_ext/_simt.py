@@ -9,7 +9,7 @@ array of a call: all of them pass through ``_arrays.view``, which keeps a list w
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from dspark_ext._arrays import View, item_size
 
 __all__ = ["load", "run"]
 
-_BUILT = Path(__file__).resolve().parent.parent / "build" / "simt" / "libdspark_simt.so"
-_garbage = np.random.default_rng(0)
+_TREE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_BUILT = os.path.join(_TREE, "build", "simt", "libdspark_simt.so")
 _loaded: str | None = None
 _traced = False  # whether the arrays of the call that runs have been seen
 
@@ -28,8 +28,8 @@ _traced = False  # whether the arrays of the call that runs have been seen
 def load() -> bool:
     """Use the library named by ``DSPARK_SIMT``, else the source tree's; False without any."""
     global _loaded, _traced
-    path = os.environ.get("DSPARK_SIMT") or (str(_BUILT) if _BUILT.exists() else "")
-    if not path or not Path(path).exists():
+    path = os.environ.get("DSPARK_SIMT") or (_BUILT if os.path.exists(_BUILT) else "")
+    if not path or not os.path.exists(path):
         return False
     _traced = path == _loaded and _arrays.traced is not None
     if path != _loaded:
@@ -37,6 +37,12 @@ def load() -> bool:
         _loaded = path
         _arrays.traced = [] if _C.simt_checks() else None
     return True
+
+
+@cache
+def _garbage() -> np.random.Generator:
+    """Made when a call wants it: importing numpy.random takes longer than all of this package."""
+    return np.random.default_rng(0)
 
 
 def _extent(v: View) -> tuple[int, int]:
@@ -74,7 +80,7 @@ def run(function: str, params: Any, family: str = "") -> None:
     lie in a struct of the params.
     """
     needed = getattr(_C, (family or function) + "_workspace")(_C.SIMT, params)
-    memory = np.frombuffer(_garbage.bytes(needed + 256), np.uint8).copy()
+    memory = np.frombuffer(_garbage().bytes(needed + 256), np.uint8).copy()
     start = -memory.ctypes.data % 256
     workspace = memory[start : start + needed]
     if _C.simt_checks():

@@ -30,7 +30,7 @@ __all__ = ["Round", "decode_round", "draft_block", "prefill"]
 PHASES = ("draft", "schedule", "verify", "other")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Round:
     """What a round (or a prefill) did. NumPy arrays, one row per slot of the state.
 

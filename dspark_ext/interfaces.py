@@ -29,7 +29,7 @@ __all__ = [
 Array = Any  # a torch.Tensor or a numpy.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cache:
     """Where a target keeps the keys and values of one forward pass.
 
@@ -72,7 +72,7 @@ class NewFeatures(NamedTuple):
     num_new: Array  # [R] int32, NumPy; 0 for inactive slots
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DraftHead:
     """Weights of the sequential head and of the confidence head (``drafter.head``).
 

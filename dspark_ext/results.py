@@ -15,7 +15,7 @@ __all__ = ["Confidence", "Draft", "Plan", "Verification"]
 Array = Any  # a torch.Tensor or a numpy.ndarray; torch is not imported here
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """Result of :func:`dspark_ext.markov_loop`.
 
@@ -33,7 +33,7 @@ class Draft:
     status: Array  # [R] int32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Confidence:
     """Result of :func:`dspark_ext.confidence`."""
 
@@ -42,7 +42,7 @@ class Confidence:
     status: Array  # [R] int32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Result of :func:`dspark_ext.prefix_schedule`: lengths and the target's batch layout."""
 
@@ -58,7 +58,7 @@ class Plan:
     status: Array  # [R] int32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Verification:
     """Result of :func:`dspark_ext.rejection_sample`."""
 

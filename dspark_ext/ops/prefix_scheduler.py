@@ -188,7 +188,7 @@ _ARRAYS = ("survival", "conditional", "draft_tokens", "min_len", "max_len", "wei
            "kv_len", "anchor", "position")  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Kept:
     params: Any
     like: str  # the argument whose kind the results have
@@ -256,7 +256,7 @@ def _again(kept: _Kept, given: dict[str, Any]) -> Plan | None:
     return out
 
 
-@dataclass
+@dataclass(eq=False)
 class _Arguments:
     """Checked arguments: the C params, and what the reference gets instead of pointers."""
 

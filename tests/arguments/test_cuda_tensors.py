@@ -208,26 +208,3 @@ def test_strict_is_refused_under_capture(library: Library, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.raises(dx.StatusError):
         dx.markov_loop(**p, strict=True)
-
-
-def test_families_without_kernels_say_so(library: Library) -> None:
-    cache = torch.zeros(2, 4, 1, 8)
-    with pytest.raises(NotImplementedError):
-        dx.verify_attention(
-            torch.zeros(3, 2, 8),
-            cache,
-            cache,
-            page_table=torch.tensor([[0, 1]], dtype=torch.int32),
-            kv_len=torch.tensor([5], dtype=torch.int32),
-            cu_seqlens=torch.tensor([0, 3], dtype=torch.int32),
-            max_q_len=3,
-        )
-    with pytest.raises(NotImplementedError):
-        dx.rejection_sample(
-            torch.zeros(3, 50),
-            torch.tensor([[1, 2]], dtype=torch.int32),
-            draft_len=torch.tensor([2], dtype=torch.int32),
-            cu_seqlens=torch.tensor([0, 3], dtype=torch.int32),
-            seed=torch.tensor([1]),
-            position=torch.tensor([5]),
-        )
