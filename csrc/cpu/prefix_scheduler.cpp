@@ -183,7 +183,7 @@ int64_t search_budget(const Params& p, const State& s, const StepCost& cost, int
 // The `budget` best live candidates.
 void admit_ranked(const Params& p, const State& s, int64_t budget) {
   if (budget <= 0) return;
-  Candidates next(s.room, s.live, p.gamma, p.length, s.reach, p.num_requests);
+  Candidates next(s.room, s.live, p.gamma, p.length, s.reach, p.num_requests, budget);
   for (; !next.empty() && budget > 0; --budget) {
     p.length[next.request()] = next.position() + 1;
     next.pop();

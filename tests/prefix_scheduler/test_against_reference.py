@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -100,6 +101,31 @@ def test_large_batches_bit_for_bit(
     def draw() -> np.ndarray:
         return np.cumprod(rng.beta(4, 1, (requests, gamma)).astype(np.float32), axis=1)
 
+    check_large(rng, draw, requests, gamma, mode)
+
+
+@pytest.mark.parametrize("mode", ["causal", "two_phase", "budget"])
+@pytest.mark.parametrize("low", [1 - 2**-10, 1 - 2**-18, 1e-6], ids=str)
+def test_crowded_and_scattered_keys_bit_for_bit(
+    rng: np.random.Generator, low: float, mode: str
+) -> None:
+    """Hundreds of different keys within a thousandth, hundreds of equal ones, or all sizes of
+    them down to the smallest floats: however the CPU sorts, the order is the reference's."""
+
+    def draw() -> np.ndarray:
+        return np.cumprod(rng.uniform(low, 1, (90, 9)).astype(np.float32), axis=1)
+
+    check_large(rng, draw, 90, 9, mode, weight=np.ones(90, np.float32))
+
+
+def check_large(
+    rng: np.random.Generator,
+    draw: Callable[[], np.ndarray],
+    requests: int,
+    gamma: int,
+    mode: str,
+    **options: Any,
+) -> None:
     tokens = requests * (gamma + 1)
     k: dict[str, Any] = {
         "mode": "two_phase" if mode == "budget" else mode,
@@ -107,6 +133,7 @@ def test_large_batches_bit_for_bit(
         "weight": rng.uniform(0.5, 2, requests).astype(np.float32),
         "min_len": rng.integers(0, 2, requests).astype(np.int32),
         "capacity": int(tokens * 0.9),
+        **options,
     }
     if mode == "two_phase":
         k["lagged"] = history(draw())
