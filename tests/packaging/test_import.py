@@ -9,40 +9,43 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUDGET_MS = 50.0
+# Of the time that NumPy's own import takes in the same process: 45 ms where that takes 100 ms.
+BUDGET = 0.45
 # Everything that would make the import heavy, or tie the operators to a framework or a model.
 FORBIDDEN = ("torch", "dspark", "scipy", "safetensors", "tokenizers", "gguf", "tqdm", "argparse")
 
-# Processor time: the wall clock of a busy machine would measure its other work.
+# Processor time, and a ratio: the clock of a busy machine would measure its other work.
 PROBE = """
 import json, sys, time
+before = time.process_time()
 import numpy
 start = time.process_time()
 import dspark_ext
-elapsed = time.process_time() - start
-print(json.dumps([1e3 * elapsed, sorted({name.split(".")[0] for name in sys.modules})]))
+end = time.process_time()
+modules = sorted({name.split(".")[0] for name in sys.modules})
+print(json.dumps([start - before, end - start, modules]))
 """
 
 
-def import_once(cache: Path) -> tuple[float, list[str]]:
-    """Import in a new process: milliseconds beyond NumPy's import, and the modules loaded."""
+def import_once(cache: Path) -> tuple[float, float, list[str]]:
+    """Import in a new process: seconds of NumPy, seconds beyond, and the modules loaded."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(cache)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules, as pip leaves them
     done = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, env=env
     )
-    elapsed, modules = json.loads(done.stdout)
-    return float(elapsed), modules
+    numpy, beyond, modules = json.loads(done.stdout)
+    return float(numpy), float(beyond), modules
 
 
 def test_import_is_lean_and_fast(tmp_path: Path) -> None:
     runs = [import_once(tmp_path) for _ in range(7)]
-    loaded = set(runs[0][1])
+    loaded = set(runs[0][2])
     assert "dspark_ext" in loaded
     assert not loaded & set(FORBIDDEN)
     # The first run compiles; what the others take beyond the least is other processes' doing.
-    elapsed = min(milliseconds for milliseconds, _ in runs)
-    assert elapsed <= BUDGET_MS, f"import took {elapsed:.1f} ms beyond NumPy's own"
+    numpy, beyond = (min(run[i] for run in runs[1:]) for i in (0, 1))
+    assert beyond <= BUDGET * numpy, f"{1e3 * beyond:.0f} ms beyond NumPy's {1e3 * numpy:.0f} ms"
 
 
 def test_operators_do_not_import_torch() -> None:
