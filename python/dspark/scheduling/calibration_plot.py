@@ -22,6 +22,7 @@ from dspark.scheduling.calibration import (
     survival_labels,
     survivals,
 )
+from dspark.scheduling.plotting import pyplot
 from dspark_ext import ArgumentError
 
 __all__ = ["Curve", "curves", "plot_reliability"]
@@ -98,13 +99,13 @@ def plot_reliability(
     ArgumentError
         When matplotlib is missing, or arrays do not fit each other.
     """
-    pyplot = _pyplot()
+    plots = pyplot()
     before = curves(logit, accepted)
     after = None if temperature is None else curves(logit, accepted, temperature)
     columns = min(4, len(before))
     rows = -(-len(before) // columns)
     size = (3.1 * columns, 3.2 * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
+    figure, axes = plots.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for k, axis in enumerate(axes.flat):
         if k < len(before):
             _panel(axis, k, before[k], None if after is None else after[k])
@@ -115,7 +116,7 @@ def plot_reliability(
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncols=3)
     figure.tight_layout(rect=(0, 0.04 + 0.04 / rows, 1, 1))
     figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def _panel(axis: Any, k: int, before: Curve, after: Curve | None) -> None:
@@ -136,14 +137,3 @@ def _panel(axis: Any, k: int, before: Curve, after: Curve | None) -> None:
     auc = "–" if math.isnan(last.measures.auc) else f"{last.measures.auc:.3f}"
     axis.set_title(f"draft {k + 1}: ECE {ece}, AUC {auc}", fontsize=9)
     axis.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted survival")
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ArgumentError("plots need matplotlib: pip install 'dspark[plots]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from dspark.scheduling.plotting import pyplot
 from dspark.scheduling.simulate import Point
 from dspark_ext import ArgumentError
 
@@ -117,25 +118,14 @@ def text(points: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ArgumentError("plots need matplotlib: pip install 'dspark[plots]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def _curves(points: Sequence[Point]) -> list[tuple[str, list[Point], dict[str, Any]]]:
     """Every policy with its points and looks; fixed lengths and thresholds stay in the back."""
     curves = []
     for name in dict.fromkeys(p.policy for p in points):
         line = [p for p in points if p.policy == name]
         if name in _STYLES:
-            colour, dash = _STYLES[name]
-            looks = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 3}
+            color, dash = _STYLES[name]
+            looks = {"color": color, "linestyle": dash, "marker": "o", "markersize": 3}
         elif name.startswith("static"):
             looks = {"color": "tab:red", "alpha": 0.35, "linewidth": 0.8, "linestyle": "-"}
         elif name.startswith("threshold"):
@@ -149,12 +139,12 @@ def _curves(points: Sequence[Point]) -> list[tuple[str, list[Point], dict[str, A
 def _save(figure: Any, path: Path) -> None:
     # No version or date inside: the same points make the same file.
     figure.savefig(path, dpi=100, metadata={"Software": None})
-    _pyplot().close(figure)
+    pyplot().close(figure)
 
 
 def plot_frontier(path: Path, points: Sequence[Point], title: str = "") -> None:
     """Draw throughput against the median tokens per second of a user (the paper's figure 7)."""
-    figure, axes = _pyplot().subplots(figsize=(6.4, 4.4), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(6.4, 4.4), layout="constrained")
     for name, line, looks in _curves(points):
         axes.plot([p.user_p50 for p in line], [p.throughput for p in line], label=name, **looks)
     axes.set_xlabel("tokens/s of a user (median)")
@@ -167,7 +157,7 @@ def plot_frontier(path: Path, points: Sequence[Point], title: str = "") -> None:
 
 def plot_load(path: Path, points: Sequence[Point], title: str = "") -> None:
     """Draw rows verified per request, and throughput, against load (the paper's figure 8)."""
-    figure, (left, right) = _pyplot().subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
     for name, line, looks in _curves(points):
         loads = [p.load for p in line]
         left.plot(loads, [p.budget for p in line], label=name, **looks)
