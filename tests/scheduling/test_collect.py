@@ -8,12 +8,12 @@ import pytest
 
 import dspark_ext as dx
 from dspark.scheduling import fit
-from dspark.scheduling.collect import collect
+from dspark.scheduling.collect import Rounds, collect
 from dspark_ext.toy import ToyDrafter, ToyTarget
 
 
 @pytest.fixture(scope="module")
-def rounds() -> tuple[np.ndarray, np.ndarray]:
+def rounds() -> Rounds:
     target = ToyTarget(5)
     drafter = ToyDrafter(5, gamma=3, like=target)
     prompts = [[i % 5, (i + 1) % 5] for i in range(12)]
@@ -21,8 +21,8 @@ def rounds() -> tuple[np.ndarray, np.ndarray]:
     return collect(target, drafter, prompts, params, max_requests=4, framework="numpy")
 
 
-def test_flags_and_logits_belong_together(rounds: tuple[np.ndarray, np.ndarray]) -> None:
-    logit, accepted = rounds
+def test_flags_and_logits_belong_together(rounds: Rounds) -> None:
+    logit, accepted, _ = rounds
     assert logit.shape == accepted.shape
     assert logit.shape[1] == 3 and len(logit) > 100
     assert np.all(np.isfinite(logit))
@@ -33,9 +33,24 @@ def test_flags_and_logits_belong_together(rounds: tuple[np.ndarray, np.ndarray])
         assert seen == sorted(seen, reverse=True)
 
 
-def test_they_can_be_fitted(rounds: tuple[np.ndarray, np.ndarray]) -> None:
+def test_rounds_of_a_request_are_neighbours_and_its_own(rounds: Rounds) -> None:
+    """Collected alone, a request has the very rounds that it had among others."""
+    logit, accepted, request = rounds
+    assert np.all(np.diff(request) >= 0) and set(request.tolist()) == set(range(12))
+    target = ToyTarget(5)
+    drafter = ToyDrafter(5, gamma=3, like=target)
+    for i in (0, 7, 11):
+        params = dx.SamplingParams(temperature=1.0, max_new_tokens=40, seed=i)
+        alone = collect(target, drafter, [[i % 5, (i + 1) % 5]], params, framework="numpy")
+        # Its last token needs no draft; among others it is there when they draft.
+        own = (request == i) & np.any(accepted != -2, axis=1)
+        np.testing.assert_array_equal(accepted[own], alone[1])
+        np.testing.assert_array_equal(logit[own], alone[0])
+
+
+def test_they_can_be_fitted(rounds: Rounds) -> None:
     """On its own rounds the first position cannot get worse: temperature 1 is on the grid."""
-    found = fit(*rounds, min_rounds=50)
+    found = fit(*rounds[:2], min_rounds=50)
     assert found.fitted[0]
     assert found.after[0].ece <= found.before[0].ece
     assert found.before[0].count == len(rounds[0]) - int((rounds[1][:, 0] == -2).sum())

@@ -8,7 +8,8 @@ dspark calibrate check --rounds HELDOUT.npz --calibration sts.json --max-ece 0.0
 
 ROUNDS.npz holds ``logit [N, gamma]`` (raw confidence logits) and ``accepted [N, gamma]`` (flags of
 the rejection sampler: 1, 0, -1, -2) of rounds that ran with the scheduler off; ``collect`` also
-notes ``rule`` and ``temperature``, and a calibration is refused for rounds of others.
+notes ``rule`` and ``temperature``, and a calibration is refused for rounds of others, and
+``request [N]``, by which ``dspark simulate`` replays each request on its own.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         )
         for i in range(len(texts))
     ]
-    logit, accepted = collect(
+    logit, accepted, request = collect(
         models.target,
         models.drafter,
         [models.encode(t) for t in texts],
@@ -132,6 +133,7 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         args.output,
         logit=logit,
         accepted=accepted,
+        request=request,
         **{k: np.array(v) for k, v in notes_of(args.rule, args.temperature).items()},
     )
     return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK

@@ -14,16 +14,27 @@ from dspark.engine import Engine
 from dspark.engine.metrics import Metrics
 from dspark_ext._arrays import to_numpy
 
-__all__ = ["Recorder", "collect"]
+__all__ = ["Recorder", "Rounds", "collect"]
+
+#: ``logit [N, gamma]``, ``accepted [N, gamma]`` and ``request [N]``.
+Rounds = tuple[NDArray[np.float32], NDArray[np.int8], NDArray[np.int64]]
 
 
 class Recorder(Metrics):
-    """Engine metrics that also keep the logits and the acceptance flags of every drafted round."""
+    """Engine metrics that also keep the logits and the acceptance flags of every drafted round.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    state : RoundState
+        The engine's: it knows which request has a slot.
+    """
+
+    def __init__(self, state: dx.RoundState) -> None:
         super().__init__()
+        self._serial = state.serial
         self._logit: list[NDArray[np.float32]] = []
         self._accepted: list[NDArray[np.int8]] = []
+        self._request: list[NDArray[np.int64]] = []
 
     def add(self, result: dx.Round) -> None:
         """Count the round and keep its rows."""
@@ -35,12 +46,16 @@ class Recorder(Metrics):
         rows = [r for r in result.slots if result.proposed[r]]
         self._logit.append(to_numpy(result.draft.confidence_logit)[rows].astype(np.float32))
         self._accepted.append(np.asarray(result.accepted)[rows].astype(np.int8))
+        self._request.append(self._serial[rows])
 
-    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-        """``logit [N, gamma]`` and ``accepted [N, gamma]`` of the N rounds kept."""
+    def arrays(self) -> Rounds:
+        """Return the N rounds kept; those of a request are neighbours, in their order."""
         if not self._logit:
-            return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int8)
-        return np.concatenate(self._logit), np.concatenate(self._accepted)
+            return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int8), np.zeros(0, np.int64)
+        _, request = np.unique(np.concatenate(self._request), return_inverse=True)
+        order = np.argsort(request, kind="stable")
+        kept = np.concatenate(self._logit), np.concatenate(self._accepted)
+        return kept[0][order], kept[1][order], request[order].astype(np.int64)
 
 
 def collect(
@@ -52,7 +67,7 @@ def collect(
     max_requests: int = 8,
     framework: str = "torch",
     progress: bool = False,
-) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+) -> Rounds:
     """Answer prompts with the scheduler off and keep what :func:`dspark.scheduling.fit` wants.
 
     Parameters
@@ -75,6 +90,8 @@ def collect(
     logit : ndarray, shape (N, gamma), float32
     accepted : ndarray, shape (N, gamma), int8
         Flags of :func:`dspark_ext.rejection_sample`; N rounds of single requests.
+    request : ndarray, shape (N,), int64
+        Which prompt a round belongs to; rounds of one are neighbours, in their order.
 
     Raises
     ------
@@ -85,8 +102,9 @@ def collect(
     --------
     >>> from dspark_ext.toy import ToyDrafter, ToyTarget
     >>> target = ToyTarget(6)
-    >>> logit, accepted = collect(target, ToyDrafter(6, gamma=3, like=target), [[1, 2]],
-    ...                           dx.SamplingParams(max_new_tokens=8), framework="numpy")
+    >>> logit, accepted, request = collect(
+    ...     target, ToyDrafter(6, gamma=3, like=target), [[1, 2]],
+    ...     dx.SamplingParams(max_new_tokens=8), framework="numpy")
     >>> logit.shape == accepted.shape and logit.shape[1]
     3
     """
@@ -103,7 +121,7 @@ def collect(
         max_len=longest + most + 2 * 17,
         framework=framework,
     )
-    recorder = engine.metrics = Recorder()
+    recorder = engine.metrics = Recorder(engine.state)
     with tqdm(total=len(prompts), desc="collect", unit="prompt", disable=not progress) as bar:
         for chunk in engine.generate(prompts, params):
             bar.update(chunk.finish is not None)
