@@ -33,8 +33,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from lib import roofline
-from lib.report import arguments, publish
+from lib import contest, roofline
 
 import dspark_ext as dx
 from dspark_ext import _C
@@ -120,6 +119,11 @@ def problem(requests: int, gamma: int, seed: int) -> tuple[np.ndarray, np.ndarra
     return live, old, dx.CostTable.from_points(tokens, 1 + tokens / (0.4 * requests * gamma))
 
 
+def tensors(device: str, *arrays: np.ndarray) -> list[torch.Tensor]:
+    """The arrays on a device."""
+    return [torch.from_numpy(x).to(device) for x in arrays]
+
+
 def contenders(requests: int, gamma: int, search: bool, seed: int, device: str) -> dict[str, Any]:
     live, old, table = problem(requests, gamma, seed)
     lagged = dx.LaggedSurvival()
@@ -127,10 +131,10 @@ def contenders(requests: int, gamma: int, search: bool, seed: int, device: str) 
         lagged.push(old)
     k: dict[str, Any] = {"mode": "two_phase", "lagged": lagged} if search else {}
     ranked = old if search else live
-    there = [torch.from_numpy(x).to(device) for x in (ranked, live, table.array)]
+    there = tensors(device, ranked, live, table.array)
     if device == "cuda":
-        p = cuda_call(there[1], torch.from_numpy(old).cuda(), there[2], search)
-        runs: dict[str, Any] = {"op": p}
+        call = cuda_call(there[1], *tensors(device, old), there[2], search)
+        runs: dict[str, Any] = {"op": call}
     else:
         runs = {
             "c": c_call(live, old, table, search),
@@ -161,7 +165,7 @@ def cuda_call(live: torch.Tensor, old: torch.Tensor, ms: torch.Tensor, search: b
         setattr(p, name, getattr(plan, name).data_ptr())
     p.padded_tokens, p.work_size = len(plan.row_offset), len(plan.work)
     bytes_needed = _C.prefix_scheduler_workspace(_C.CUDA, p)
-    scratch = torch.empty(max(bytes_needed, 1), dtype=torch.uint8, device="cuda")
+    scratch = torch.empty(max(bytes_needed, 1), dtype=torch.uint8, device=live.device)
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
@@ -197,13 +201,17 @@ def time_gpu(runs: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, float
     return {name: (t.cold, t.warm) for name, t in times.items()}
 
 
+def head(requests: int, gamma: int, search: bool) -> dict[str, Any]:
+    """What a row of the table begins with."""
+    return {"mode": "two_phase" if search else "causal", "R": requests, "gamma": gamma}
+
+
 def measure(shape: tuple[int, int], search: bool, device: str, o: Any) -> dict[str, Any]:
     requests, gamma = shape
     runs = contenders(requests, gamma, search, o.seed, device)
     us = time_gpu(runs) if device == "cuda" else time_cpu(runs, o.seconds)
     first = "op" if device == "cuda" else "c"
-    row: dict[str, Any] = {"mode": "two_phase" if search else "causal", "R": requests,
-                           "gamma": gamma, "admitted": int(runs[first]()[0].sum())}  # fmt: skip
+    row = head(requests, gamma, search) | {"admitted": int(runs[first]()[0].sum())}
     for name, (cold, warm) in us.items():
         row |= {f"{name} us": round(warm, 2), f"{name} cold": round(cold, 2)}
     if device == "cuda":
@@ -220,37 +228,32 @@ def goals(rows: list[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     for row in rows:
         what = f"{row['mode']}, R = {row['R']}, gamma = {row['gamma']}"
         if device == "cpu" and (row["R"], row["gamma"]) == (128, 7):
-            got = row["numpy/c"]
-            found.append({"goal": f"numpy/c, {what}", "wanted": f">= {GOAL_CPU}", "got": got,
-                          "met": got >= GOAL_CPU})  # fmt: skip
+            found.append(contest.goal(f"numpy/c, {what}", row["numpy/c"], least=GOAL_CPU))
         if device == "cuda":
             most = next(us for n, us in GOALS_GPU if row["R"] * row["gamma"] <= n)
-            found.append({"goal": f"op us, {what}", "wanted": f"<= {most}", "got": row["op us"],
-                          "met": row["op us"] <= most})  # fmt: skip
+            found.append(contest.goal(f"op us, {what}", row["op us"], most=most))
     return found
 
 
-def main() -> int:
-    parser = arguments(str(__doc__))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
-    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
-    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
-    options = parser.parse_args()
-    end = time.monotonic() + options.limit
-    rows = []
-    for shape in SHAPES:
-        for search in (False, True):
-            if time.monotonic() < end:
-                rows.append(measure(shape, search, options.device, options))
-    wanted = goals(rows, options.device)
-    name = f"prefix_scheduler_{options.device}"
-    publish(rows, as_json=options.json, more={"goals": wanted},
-            note="microseconds a call, warm; cold: see the head of the file",
-            save=name if options.save == "" else options.save)  # fmt: skip
-    missed = [goal["goal"] for goal in wanted if not goal["met"]]
-    return int(options.check and (bool(missed) or not wanted))
+def main() -> None:
+    given = contest.options(str(__doc__))
+    problems: list[str] = []
+    rows = contest.until(
+        given.limit,
+        [(*shape, search) for shape in SHAPES for search in (False, True)],
+        lambda row: [measure(row[:2], row[2], given.device, given)],
+        lambda row: head(*row),
+        problems,
+    )
+    contest.finish(
+        rows,
+        goals(rows, given.device),
+        given,
+        name="prefix_scheduler",
+        note="microseconds a call, warm; cold: see the head of the file",
+        problems=problems,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,15 +24,13 @@ last replay's data.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from lib import roofline
-from lib.report import arguments, publish
+from lib import contest, roofline
 from lib.timing import STREAM_BYTES, stream, time_in_turns
 from peers.verification import GAMMA, TEMPERATURE, composed, find, problem
 
@@ -122,7 +120,7 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
 
 def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]) -> Rows:
     """The rows of one shape; a contender that fails is named in ``problems``."""
-    from lib.graphs import capture, replay_in_turns
+    from lib.graphs import replay_in_turns
 
     requests, vocab, _, top_k, top_p = row
     p = problem(*row[:3], seed, "cuda")
@@ -136,14 +134,7 @@ def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]
         "torch": composed(p, top_k, top_p),
         **peers,
     }
-    replays = {}
-    for name, call in calls.items():
-        try:
-            replays[name] = capture(call)
-        except Exception as error:  # the others still have something to say
-            problems.append(f"{head(row)} {name}: {type(error).__name__}: {error}"[:400])
-            torch.cuda.synchronize()
-    times = replay_in_turns(replays)
+    times = replay_in_turns(contest.capture_each(calls, head(row), problems))
     size = p["target_logits"].element_size()
     floor = 1e6 * roofline.verification_floor(requests * (GAMMA + 1), vocab, size)
     op = times["op"].warm if "op" in times else None
@@ -166,7 +157,9 @@ def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]
 def goals_cpu(rows: Rows) -> Rows:
     """At least three times the composition for one request and for 32."""
     return [
-        _goal(f"torch/op, R = {row['R']}, V = {row['V']}, {row['dtype']}", row["torch/op"], least=3)
+        contest.goal(
+            f"torch/op, R = {row['R']}, V = {row['V']}, {row['dtype']}", row["torch/op"], least=3
+        )
         for row in rows
         if row["R"] in (1, 32) and row["law"] == "full"
     ]
@@ -180,57 +173,36 @@ def goals_gpu(rows: Rows) -> Rows:
     for row in found:
         where = f"R = {row['R']}"
         if row["what"] == "op" and row["R"] == 1:
-            goals.append(_goal(f"op us, {where}", row["warm us"], most=6.0))
+            goals.append(contest.goal(f"op us, {where}", row["warm us"], most=6.0))
         if row["what"] == "op" and row["R"] >= 32:
-            goals.append(_goal(f"op/floor, {where}", row["this/floor"], most=1.4))
+            goals.append(contest.goal(f"op/floor, {where}", row["this/floor"], most=1.4))
         if row["what"] == "flashinfer" and row["this/op"] is not None:
-            goals.append(_goal(f"flashinfer/op, {where}", row["this/op"], least=3.0))
+            goals.append(contest.goal(f"flashinfer/op, {where}", row["this/op"], least=3.0))
     return goals
 
 
-def _goal(
-    name: str, got: float, least: float | None = None, most: float | None = None
-) -> dict[str, Any]:
-    met = got >= least if least is not None else most is not None and got <= most
-    wanted = f">= {least:g}" if least is not None else f"<= {most:g}"
-    return {"goal": name, "wanted": wanted, "got": got, "met": bool(met)}
-
-
 def main() -> None:
-    parser = arguments(str(__doc__))
-    parser.add_argument("--full", action="store_true", help="on a CPU: more shapes")
-    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
-    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
-    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
-    options = parser.parse_args()
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    given = contest.options(str(__doc__), full=True)
+    gpu = given.device == "cuda"
     problems: list[str] = []
     states: dict[str, str] = {}
-    rows: Rows = []
-    end = time.monotonic() + options.limit
-    for row in GPU if device == "cuda" else FULL if options.full else SHORT:
-        if time.monotonic() > end:
-            problems.append(f"{head(row)}: out of time")
-        elif device == "cuda":
-            rows += measure_gpu(row, options.seed, states, problems)
-        else:
-            rows += measure_cpu(row, options.seconds, options.seed, states)
-    goals = goals_gpu(rows) if device == "cuda" else goals_cpu(rows)
-    publish(
+
+    def measure(row: Row) -> Rows:
+        if gpu:
+            return measure_gpu(row, given.seed, states, problems)
+        return measure_cpu(row, given.seconds, given.seed, states)
+
+    shapes = GPU if gpu else FULL if given.full else SHORT
+    rows = contest.until(given.limit, shapes, measure, head, problems)
+    contest.finish(
         rows,
-        as_json=options.json,
+        goals_gpu(rows) if gpu else goals_cpu(rows),
+        given,
+        name="rejection_sampler",
         note=f"gamma {GAMMA}, T {TEMPERATURE}; a call verifies all requests",
-        more={
-            "goals": goals,
-            "peers": [{"peer": name, "state": text} for name, text in states.items()],
-            **({"failed": [{"what": text} for text in problems]} if problems else {}),
-        },
-        save=f"rejection_sampler_{device}" if options.save == "" else options.save,
+        problems=problems,
+        states=states,
     )
-    missed = [goal["goal"] for goal in goals if not goal["met"]]
-    if options.check and (missed or problems or not goals):
-        sys.exit(f"missed: {', '.join(missed) or 'nothing measured'} {'; '.join(problems)}")
 
 
 if __name__ == "__main__":

@@ -26,15 +26,13 @@ With one row and short contexts the call itself is the cost; with several rows t
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from lib import roofline
-from lib.report import arguments, publish
+from lib import contest, roofline
 from lib.timing import STREAM_BYTES, stream, time_in_turns
 from peers.attention import Problem, find, problem, sdpa_calls
 
@@ -138,7 +136,7 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
 
 def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]) -> Rows:
     """The rows of one shape; a contender that fails is named in ``problems``."""
-    from lib.graphs import capture, replay_in_turns
+    from lib.graphs import replay_in_turns
 
     p = problem(*row, PAGE, seed, "cuda")
     op = call_of(p)
@@ -146,14 +144,7 @@ def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]
     peers, found = find(p)
     states |= {f"{name} ({row[-1]})": text for name, text in found.items()}
     calls = {"op": op, "op inv.": call_of(p, batch_invariant=True), **sdpa_calls(p), **peers}
-    replays = {}
-    for name, call in calls.items():
-        try:
-            replays[name] = capture(call)
-        except Exception as error:  # the others still have something to say
-            problems.append(f"{head(row)} {name}: {type(error).__name__}: {error}"[:400])
-            torch.cuda.synchronize()
-    times = replay_in_turns(replays)
+    times = replay_in_turns(contest.capture_each(calls, head(row), problems))
     floor = 1e6 * moved(p) / roofline.H200.memory
     own = times["op"].cold if "op" in times else None
     return [
@@ -174,7 +165,7 @@ def measure_gpu(row: Row, seed: int, states: dict[str, str], problems: list[str]
 def goals_cpu(rows: Rows) -> Rows:
     """1.5 times torch's attention for 8 requests with 2000 tokens, with and without its gather."""
     return [
-        _goal(f"{what}, {row['heads']}, {row['cache']}", row[what], least=1.5)
+        contest.goal(f"{what}, {row['heads']}, {row['cache']}", row[what], least=1.5)
         for row in rows
         for what in ("gather/op", "sdpa/op")
         if row["R"] == 8 and row["rows"] == GOAL_ROWS and row["L"] == GOAL_CONTEXT
@@ -189,57 +180,36 @@ def goals_gpu(rows: Rows) -> Rows:
                  f"{row['cache']}")  # fmt: skip
         if row["what"] == "op":
             if row["R"] * row["L"] >= 65536:
-                goals.append(_goal(f"floor/op, {where}", row["floor/this"], least=0.85))
+                goals.append(contest.goal(f"floor/op, {where}", row["floor/this"], least=0.85))
             if row["R"] == 1 and row["L"] == 4096:
-                goals.append(_goal(f"op us, {where}", row["cold us"], most=8.0))
+                goals.append(contest.goal(f"op us, {where}", row["cold us"], most=8.0))
         elif row["what"] != "op inv." and 2 <= row["rows"] <= 8 and row["this/op"] is not None:
-            goals.append(_goal(f"{row['what']}/op, {where}", row["this/op"], least=1.0))
+            goals.append(contest.goal(f"{row['what']}/op, {where}", row["this/op"], least=1.0))
     return goals
 
 
-def _goal(
-    name: str, got: float, least: float | None = None, most: float | None = None
-) -> dict[str, Any]:
-    met = got >= least if least is not None else most is not None and got <= most
-    wanted = f">= {least:g}" if least is not None else f"<= {most:g}"
-    return {"goal": name, "wanted": wanted, "got": got, "met": bool(met)}
-
-
 def main() -> None:
-    parser = arguments(str(__doc__))
-    parser.add_argument("--full", action="store_true", help="on a CPU: more shapes")
-    parser.add_argument("--save", nargs="?", const="", help="keep the JSON, see above")
-    parser.add_argument("--limit", type=float, default=1e9, help="begin no row after these seconds")
-    parser.add_argument("--check", action="store_true", help="fail when a goal is missed")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
-    options = parser.parse_args()
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    given = contest.options(str(__doc__), full=True)
+    gpu = given.device == "cuda"
     problems: list[str] = []
     states: dict[str, str] = {}
-    rows: Rows = []
-    end = time.monotonic() + options.limit
-    for row in GPU if device == "cuda" else FULL if options.full else SHORT:
-        if time.monotonic() > end:
-            problems.append(f"{head(row)}: out of time")
-        elif device == "cuda":
-            rows += measure_gpu(row, options.seed, states, problems)
-        else:
-            rows += measure_cpu(row, options.seconds, options.seed, states)
-    goals = goals_gpu(rows) if device == "cuda" else goals_cpu(rows)
-    publish(
+
+    def measure(row: Row) -> Rows:
+        if gpu:
+            return measure_gpu(row, given.seed, states, problems)
+        return measure_cpu(row, given.seconds, given.seed, states)
+
+    shapes = GPU if gpu else FULL if given.full else SHORT
+    rows = contest.until(given.limit, shapes, measure, head, problems)
+    contest.finish(
         rows,
-        as_json=options.json,
+        goals_gpu(rows) if gpu else goals_cpu(rows),
+        given,
+        name="verify_attention",
         note=f"causal, page size {PAGE}",
-        more={
-            "goals": goals,
-            "peers": [{"peer": name, "state": text} for name, text in states.items()],
-            **({"failed": [{"what": text} for text in problems]} if problems else {}),
-        },
-        save=f"verify_attention_{device}" if options.save == "" else options.save,
+        problems=problems,
+        states=states,
     )
-    missed = [goal["goal"] for goal in goals if not goal["met"]]
-    if options.check and (missed or problems or not goals):
-        sys.exit(f"missed: {', '.join(missed) or 'nothing measured'} {'; '.join(problems)}")
 
 
 if __name__ == "__main__":

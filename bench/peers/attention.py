@@ -8,16 +8,14 @@ a dependency.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-__all__ = ["PEERS", "Call", "Problem", "dense_of", "find", "problem", "sdpa_calls"]
+from . import Call, Peers, Problem, find_each
 
-Call = Callable[[], object]
-Problem = dict[str, Any]
+__all__ = ["PEERS", "Problem", "dense_of", "find", "problem", "sdpa_calls"]
 
 
 def problem(
@@ -234,7 +232,7 @@ def _flash_attention_3(p: Problem) -> tuple[str, dict[str, Call]]:
     return getattr(flash_attn_interface, "__version__", "3"), {"flash_attn_3": call}
 
 
-PEERS: dict[str, Callable[[Problem], tuple[str, dict[str, Call]]]] = {
+PEERS: Peers = {
     "torch flex": _flex,
     "torch varlen": _varlen,
     "flashinfer": _flashinfer,
@@ -244,22 +242,5 @@ PEERS: dict[str, Callable[[Problem], tuple[str, dict[str, Call]]]] = {
 
 
 def find(p: Problem) -> tuple[dict[str, Call], dict[str, str]]:
-    """Calls of the peers that are there and agree, and what became of every peer.
-
-    The second result maps a peer's name to its version, or to ``not installed: ...`` or
-    ``not usable: ...`` with the reason.
-    """
-    calls: dict[str, Call] = {}
-    states: dict[str, str] = {}
-    for name, make in PEERS.items():
-        try:
-            version, made = make(p)
-        except ImportError as error:
-            states[name] = f"not installed: {error}"
-        except Exception as error:  # another version's signature, another mask, no kernel, ...
-            text = " ".join(str(error).split())
-            states[name] = f"not usable: {type(error).__name__}: {text}"[:300]
-        else:
-            calls |= made
-            states[name] = version
-    return calls, states
+    """``peers.find_each`` of the peers here."""
+    return find_each(PEERS, p)

@@ -8,17 +8,15 @@ It returns a call without arguments, or raises with the reason why there is none
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from . import Call, Peers, Problem, find_each
 
 __all__ = ["GAMMA", "TEMPERATURE", "composed", "find", "problem"]
 
 GAMMA = 7
 TEMPERATURE = 0.8
-Problem = dict[str, Any]
-Call = Callable[[], object]
 
 
 def problem(
@@ -167,28 +165,9 @@ def _vllm(p: Problem) -> tuple[str, dict[str, Call]]:
     return str(vllm.__version__), {"vllm": run}
 
 
-PEERS = {"transformers": _transformers, "flashinfer": _flashinfer, "vllm": _vllm}
+PEERS: Peers = {"transformers": _transformers, "flashinfer": _flashinfer, "vllm": _vllm}
 
 
 def find(p: Problem) -> tuple[dict[str, Call], dict[str, str]]:
-    """Calls of the peers that are there, tried once, and what became of every peer.
-
-    The second result maps a peer's name to its version, or to ``not installed: ...`` or
-    ``not usable: ...`` with the reason.
-    """
-    calls: dict[str, Call] = {}
-    states: dict[str, str] = {}
-    for name, make in PEERS.items():
-        try:
-            version, made = make(p)
-            for call in made.values():
-                call()
-        except ImportError as error:
-            states[name] = f"not installed: {error}"
-        except Exception as error:  # another version's signature, no kernel for this device, ...
-            text = " ".join(str(error).split())
-            states[name] = f"not usable: {type(error).__name__}: {text}"[:300]
-        else:
-            calls |= made
-            states[name] = version
-    return calls, states
+    """``peers.find_each`` of the peers here."""
+    return find_each(PEERS, p)
