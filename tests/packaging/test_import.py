@@ -33,9 +33,8 @@ def import_once(cache: Path, what: str = "dspark_ext") -> tuple[float, float, li
     """Import in a new process: seconds of NumPy, seconds beyond, and the modules beyond."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(cache)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules, as pip leaves them
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(what=what)], capture_output=True, text=True, check=True, env=env
-    )
+    probe = [sys.executable, "-c", PROBE.format(what=what)]
+    done = subprocess.run(probe, capture_output=True, text=True, check=True, env=env)
     numpy, beyond, modules = json.loads(done.stdout)
     return float(numpy), float(beyond), modules
 
