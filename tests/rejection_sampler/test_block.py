@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dspark_ext as dx
 from dspark_ext import Status
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from beside_cpu import sample
 
 P, Q = [0.2, 0.4, 0.4], [0.1, 0.1, 0.8]
 
@@ -23,10 +27,10 @@ def verify(drafts: Any, backend: str, q: Any = Q, rows: Any = None, **changes: A
     """Every slot has the law q; all rows the law p unless given."""
     drafts = np.asarray(drafts)
     count, gamma = drafts.shape
+    rows = np.tile(log(P), (count * (gamma + 1), 1)) if rows is None else rows
     z = np.broadcast_to(log(q), (count, gamma, 3)).copy()
     logit = np.take_along_axis(z, np.clip(drafts, 0, 2)[..., None], -1)[..., 0]
     call: dict[str, Any] = {
-        "target_logits": np.tile(log(P), (count * (gamma + 1), 1)) if rows is None else rows,
         "draft_len": gamma,
         "cu_seqlens": np.arange(count + 1) * (gamma + 1),
         "seed": np.arange(count),
@@ -37,7 +41,7 @@ def verify(drafts: Any, backend: str, q: Any = Q, rows: Any = None, **changes: A
         "draft_lse": np.zeros((count, gamma), np.float32),
         "draft_logits": z,
     }
-    return dx.rejection_sample(draft_tokens=drafts, backend=backend, **(call | changes))
+    return sample(rows, drafts, backend, **(call | changes))
 
 
 def forced(*u: float) -> np.ndarray:

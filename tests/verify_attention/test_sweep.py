@@ -250,7 +250,7 @@ def test_every_pair_is_covered() -> None:
 
 
 @pytest.mark.parametrize("fault", ["value", "key", "length", "scale"])
-def test_a_fault_is_outside_the_bounds(fault: str) -> None:
+def test_a_fault_is_outside_the_bounds(backend: str, fault: str) -> None:
     """The bounds are not so wide that a wrong row would pass."""
     c = {"q_len": 4, "batch": 1, "kv_len": 300, "page_size": 16, "group": 2, "kv_heads": 1,
          "head_dim": 64, "dtype": "f32", "cache": "f8", "causal": True, "window": 0,
@@ -269,7 +269,8 @@ def test_a_fault_is_outside_the_bounds(fault: str) -> None:
         arrays[fault == "value"] = cache.view(F8)
     out, lse = dx.verify_attention(
         case.q, *arrays, page_table=case.table, cu_seqlens=case.cu, max_q_len=4, return_lse=True,
-        backend="cpu", **given,
+        backend=backend, **given,
     )  # fmt: skip
+    unit = WEIGHT_UNIT["f8"] if backend in ("simt", "cuda") else 0.0
     with pytest.raises(AssertionError):
-        _check_request(c, case, 0, out.double().numpy(), lse.double().numpy(), 0.0)
+        _check_request(c, case, 0, out.double().numpy(), lse.double().numpy(), unit)
