@@ -18,6 +18,7 @@ A step of a decoder appends a few tokens per layer: there the call is the cost, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,13 @@ def measure(shape: tuple[Any, ...], seconds: float, seed: int, bandwidth: float)
         torch.testing.assert_close(caches["op"].float(), caches[name].float())
     contenders = {"op": op, "torch": composed, "index_put": index_put}
     times = time_in_turns(contenders, seconds=seconds)
-    us = {name: 1e6 * t.median for name, t in times.items()}
     moved = 2 * k.numel() * (k.element_size() + caches["op"].element_size())
+    return head(shape) | results(times, moved / bandwidth)
+
+
+def head(shape: tuple[Any, ...]) -> dict[str, Any]:
+    """What a row of the table begins with."""
+    requests, tokens, heads, d, dtype, cache_dtype, rotated = shape
     return {
         "R": requests,
         "tokens": tokens,
@@ -120,13 +126,20 @@ def measure(shape: tuple[Any, ...], seconds: float, seed: int, bandwidth: float)
         "dtype": dtype,
         "cache": cache_dtype,
         "rope": "yes" if rotated else "no",
+    }
+
+
+def results(times: Mapping[str, Any], floor: float) -> dict[str, float]:
+    """The rest of a row, from the times of the contenders and the floor in seconds."""
+    us = {name: 1e6 * t.median for name, t in times.items()}
+    return {
         "op us": us["op"],
         "p95 us": 1e6 * times["op"].p95,
         "torch us": us["torch"],
         "torch/op": us["torch"] / us["op"],
         "index_put us": us["index_put"],
         "index_put/op": us["index_put"] / us["op"],
-        "floor us": 1e6 * moved / bandwidth,
+        "floor us": 1e6 * floor,
     }
 
 

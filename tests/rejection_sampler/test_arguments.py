@@ -182,8 +182,10 @@ def test_bad_row_maps_set_bad_param(
     assert got.status[0] & Status.BAD_PARAM or got.status[1] & Status.BAD_PARAM
 
 
-def test_illegal_values_on_the_device_are_status_bits() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "simt"], indirect=True)
+def test_illegal_values_on_the_device_are_status_bits(backend: str) -> None:
     """The C API sees what Python refuses; the values count as off."""
+    device = {"cpu": _C.CPU, "simt": _C.SIMT}[backend]
     rows = np.arange(8, dtype=np.float32).reshape(1, 8)
     keep: dict[str, np.ndarray] = {
         "target_logits": rows,
@@ -212,19 +214,24 @@ def test_illegal_values_on_the_device_are_status_bits() -> None:
         "frequency_penalty": [np.float32(x) for x in (np.nan, -np.inf)],
         "min_tokens_left": [np.int32(-1)],
         "rule": [np.int32(x) for x in (-1, 5, 99)],
+        "synthetic_acceptance": [np.float32(x) for x in (0, -1, 3, np.nan)],
     }
+    synthetic = {"rule": np.array([4], np.int32), "draft_len": np.ones(1, np.int32)}
+    synthetic |= {"cu_seqlens": np.array([0, 2], np.int32), "target_logits": np.tile(rows, (2, 1))}
     for name, values in bad.items():
         for value in values:
             p = _C.RejectionSamplerParams()
             p.num_requests, p.gamma, p.vocab_size, p.num_rows = 1, 1, 8, 1
             p.target_stride, p.draft_tokens_stride = 8, 1
-            arrays = keep | {name: np.array([value])}
+            arrays, mark = keep | {name: np.array([value])}, Status.BAD_PARAM
+            if name == "synthetic_acceptance":  # a round with a draft, which is not accepted
+                arrays, mark, p.num_rows = arrays | synthetic, mark | Status.SYNTHETIC, 2
             for field, array in arrays.items():
                 setattr(p, field, array.ctypes.data)
-            scratch = np.zeros(_C.rejection_sampler_workspace(_C.CPU, p) + 256, np.uint8)
+            scratch = np.zeros(_C.rejection_sampler_workspace(device, p) + 256, np.uint8)
             address = (scratch.ctypes.data + 255) // 256 * 256
-            _C.rejection_sampler(_C.CPU, p, address, scratch.size - 256, 0)
-            assert keep["status"][0] == Status.BAD_PARAM, (name, value)
+            _C.rejection_sampler(device, p, address, scratch.size - 256, 0)
+            assert keep["status"][0] == mark, (name, value)
             assert keep["tokens"].tolist() == [[7, -1]], (name, value)  # greedy
 
 
