@@ -7,6 +7,8 @@ in files of their own.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from scipy import stats
 import dspark_ext as dx
 from dspark_ext import Status
 from dspark_ext.results import Verification
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from beside_cpu import sample
 
 INF = np.inf
 
@@ -36,9 +41,7 @@ def verify(rows: Any, drafts: Any, backend: str = "cpu", **kwargs: Any) -> Verif
         "position": 100,
         "temperature": 1.0,
     }
-    return dx.rejection_sample(
-        rows.reshape(-1, vocab), drafts, backend=backend, **(defaults | kwargs)
-    )
+    return sample(rows.reshape(-1, vocab), drafts, backend, **(defaults | kwargs))
 
 
 def law(q: Any, drafts: Any) -> dict[str, np.ndarray]:
