@@ -346,10 +346,11 @@ def main() -> None:
         cells = [products, u, t.special, t.alu, once, w2, t.bound + H200.exchange]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:8.2f}" for x in cells))
     print("\nverification, gamma = 7, bf16, microseconds")
-    print("   R       V  all rows once  visited once  built T = 1  built T = 0.7")
-    for r, v in shapes:
+    print("   R       V  all rows once  visited once  T = 1  T = 0.7  T = 1, all visited")
+    for r, v in (*shapes, (512, 151936)):
         once = [verification_floor(r * n, v) for n in (8, visited())]
-        cells = [*once, verification(r, v), verification(r, v, sampled=True)]
+        built_for = ({}, {"sampled": True}, {"rows": 8.0})
+        cells = [*once, *(verification(r, v, **options) for options in built_for)]
         print(f"{r:4} {v:7}  " + "  ".join(f"{1e6 * x:10.1f}" for x in cells))
     print("\ngamma = 7, microseconds")
     print("   R       V     floor  design bf16  built bf16  design 8 bit  chain in a graph")
