@@ -21,6 +21,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,9 +233,23 @@ def cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", r"\|")
 
 
-def write_report(rows: list[tuple[Change, str, str]]) -> None:
-    """The table, survivors first."""
-    killed = sum(verdict == "noticed" for _, verdict, _ in rows)
+def kept_lines(families: set[str]) -> list[str]:
+    """Lines of the last report about families that this run leaves alone."""
+    if not REPORT.exists():
+        return []
+    lines = re.findall(r"^\| (\w+)(/.*)$", REPORT.read_text("utf-8"), re.MULTILINE)
+    return [f"| {family}{rest}" for family, rest in lines if family not in families]
+
+
+def write_report(rows: list[tuple[Change, str, str]], kept: list[str]) -> None:
+    """The table, survivors first; ``kept`` are lines of families that did not run."""
+    table = list(kept)
+    for change, verdict, reason in rows:
+        place = f"{change.file.removeprefix('csrc/cuda/')}:{change.first}"
+        table.append(f"| {place} | `{cell(change.text)}` | {verdict} | {cell(reason)[:160]} |")
+    killed = sum("| noticed |" in line for line in table)
+    covered = Counter(line[2:].split("/")[0] for line in table)
+    names = ", ".join(f"{family} ({covered[family]})" for family in sorted(covered))
     lines = [
         "<!-- SPDX-License-Identifier: Apache-2.0 -->",
         "# Synchronisation that was left out",
@@ -242,21 +257,21 @@ def write_report(rows: list[tuple[Change, str, str]]) -> None:
         "Written by `make mutation` (mutation.py): each line is one barrier, fence, wait, acquire",
         "or release of csrc/cuda without which the checked kernels ran their cases.",
         "",
-        f"{len(rows)} changes: {killed} noticed, {len(rows) - killed} not.",
+        "A run of single families replaces their lines alone.",
+        "",
+        f"{len(table)} changes: {killed} noticed, {len(table) - killed} not. Families: {names}.",
         "",
         "| place | left out | | by |",
         "| --- | --- | --- | --- |",
     ]
-    for change, verdict, reason in sorted(rows, key=lambda row: row[1] == "noticed"):
-        place = f"{change.file.removeprefix('csrc/cuda/')}:{change.first}"
-        lines.append(f"| {place} | `{cell(change.text)}` | {verdict} | {cell(reason)[:160]} |")
+    lines += sorted(table, key=lambda line: ("| noticed |" in line, line[2:].split("/")[0]))
     REPORT.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", help="default: all")
-    parser.add_argument("--only", help="part of the place, as in exchange.cuh:92")
+    parser.add_argument("--only", help="part of the place, as in exchange.cuh:92; no report")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-report", action="store_true", help="leave mutation_report.md alone")
     arguments = parser.parse_args()
@@ -272,8 +287,12 @@ def main() -> int:
         for change in changes(arguments.families)
         if not arguments.only or arguments.only in f"{change.file}:{change.first}"
     ]
-    for family in {change.family for change in wanted}:
+    families = {change.family for change in wanted}
+    if unknown := families - sys.modules[CASES].CASES.keys():
+        parser.error(f"no checked cases of {', '.join(sorted(unknown))} in {CASES}.py")
+    for family in families:
         PASSES[family] = record(family)
+    kept = kept_lines(families)
     # Children of a process that has loaded everything: nothing is imported again for a change.
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for row in pool.imap(try_change, wanted):
@@ -282,8 +301,8 @@ def main() -> int:
             print(
                 f"{verdict:8} {change.file}:{change.first}  {change.text}\n    {reason}", flush=True
             )
-            if not arguments.no_report:
-                write_report(rows)  # a long run that is stopped leaves what it knows
+            if not (arguments.no_report or arguments.only):
+                write_report(rows, kept)  # a long run that is stopped leaves what it knows
     return int(any(verdict != "noticed" and not reason for _, verdict, reason in rows))
 
 

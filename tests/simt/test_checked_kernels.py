@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import dspark_ext as dx
+from dspark_ext.vocab_parallel import Shard, ShardedVerification
 
 #: name -> environment of the emulated device. Six segments of the vocabulary meet a few
 #: multiprocessors, so that blocks own one, several, or different numbers of them.
@@ -253,6 +254,53 @@ def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
     return run
 
 
+def vocab_parallel(rule: str, stored: bool) -> Callable[[], None]:
+    """Two ranks, the second with a broken last segment: scan, draw and finish of each."""
+
+    def run() -> None:
+        rng = np.random.default_rng(7)
+        requests, gamma, sizes = 3, 2, (256, 194)
+        rows, vocab = requests * (gamma + 1), sum(sizes)
+        z = rng.normal(size=(requests, gamma, vocab)).astype(np.float32)
+        drafts = rng.integers(0, vocab, (requests, gamma))
+        logits = (rng.normal(size=(rows, vocab)) * 2).astype(np.float16)
+        law: dict[str, Any] = {}
+        if stored:
+            law["draft_lse"] = np.log(np.exp(z).sum(-1)).astype(np.float32)
+            law["draft_logit"] = np.take_along_axis(z, drafts[..., None], -1)[..., 0]
+
+        def rank(k: int, backend: str) -> ShardedVerification:
+            own = slice(sum(sizes[:k]), sum(sizes[: k + 1]))
+            return ShardedVerification(
+                Shard(sizes, k),
+                np.ascontiguousarray(logits[:, own]),
+                drafts,
+                draft_len=[2, 1, 0],
+                cu_seqlens=np.arange(requests + 1) * (gamma + 1),
+                seed=np.arange(requests),
+                position=5,
+                temperature=np.float32([1.0, 0.7, 1.0]),
+                rule=rule,
+                stop_ids=[3, 9],
+                draft_logits=np.ascontiguousarray(z[..., own]) if stored else None,
+                backend=backend,
+                **law,
+            )
+
+        results = []
+        for backend in ("cpu", "simt"):
+            ranks = [rank(k, backend) for k in range(len(sizes))]
+            scans = [r.scan() for r in ranks]
+            draws = [r.draw(scans) for r in ranks]
+            results.append([r.finish(draws) for r in ranks])
+        for one, two in zip(*results, strict=True):
+            for name, value in vars(one).items():
+                if value is not None:
+                    np.testing.assert_array_equal(getattr(two, name), value, name)
+
+    return run
+
+
 def verify_attention(
     dtype: torch.dtype, cache: torch.dtype, d: int, heads: int = 4, **options: Any
 ) -> Callable[[], None]:
@@ -303,6 +351,10 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "alone": rejection_sampler(2, TEAM="1", ROWS="0"),
         "team": rejection_sampler(5, TEAM="2", ROWS="0"),
         "all-rows": rejection_sampler(3, TEAM="2", ROWS="1"),
+    },
+    "vocab_parallel": {
+        "stored-law": vocab_parallel("token", stored=True),
+        "match": vocab_parallel("match", stored=False),
     },
     "verify_attention": {
         "plain": verify_attention(torch.float32, torch.float32, 12),
