@@ -45,7 +45,7 @@ def test_fit_apply_check(rounds: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert run(*check) == 1  # the raw head
     text = capsys.readouterr().out
     assert "passed: False" in text and "after" not in text
-    assert run(*check, "--calibration", str(sts), "--json") == 0
+    assert run(*check, "--calibration", str(sts), "--json", "--device", "cpu", "--seed", "7") == 0
     checked = json.loads(capsys.readouterr().out)
     assert checked["passed"]
     for k in range(2):

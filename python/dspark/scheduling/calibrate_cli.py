@@ -80,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_rounds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=Path, required=True, help=".npz with logit and accepted")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--device", choices=("cpu",), default="cpu", help="cpu alone: no kernel runs here"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of no effect: nothing here is random")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -129,13 +133,10 @@ def _collect(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         max_requests=args.requests,
         progress=not args.quiet,
     )
-    np.savez(
-        args.output,
-        logit=logit,
-        accepted=accepted,
-        request=request,
-        **{k: np.array(v) for k, v in notes_of(args.rule, args.temperature).items()},
-    )
+    notes: dict[str, Any] = {
+        k: np.array(v) for k, v in notes_of(args.rule, args.temperature).items()
+    }
+    np.savez(args.output, logit=logit, accepted=accepted, request=request, **notes)
     return {"prompts": len(texts), "rounds": len(logit), "output": str(args.output)}, OK
 
 
