@@ -84,9 +84,9 @@ def to_numpy(x: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array of the same values; bfloat16 and float8 become float32 (exact)."""
     if is_torch(x):
         x = x.detach().cpu().resolve_neg()
-        return x.float().numpy() if dtype_name(x) in _SIZES else x.numpy()
-    x = np.asarray(x)
-    return x.astype(np.float32) if dtype_name(x) in _SIZES else x
+        x = x.float().numpy() if dtype_name(x) in _SIZES else x.numpy()
+    array: np.ndarray[Any, Any] = np.asarray(x)
+    return array.astype(np.float32) if dtype_name(array) in _SIZES else array
 
 
 class View(NamedTuple):
@@ -172,7 +172,8 @@ def shape_of(x: Any) -> tuple[int, ...] | None:
     if hasattr(x, "shape"):
         return tuple(x.shape)
     try:
-        return np.shape(x)
+        shape: tuple[int, ...] = np.shape(x)
+        return shape
     except (TypeError, ValueError):
         return None
 

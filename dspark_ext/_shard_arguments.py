@@ -152,5 +152,4 @@ def orderly(ids: np.ndarray[Any, Any], vocab: int) -> np.ndarray[Any, Any]:
     listed = ids >= 0
     gap = (~listed[..., :-1] & listed[..., 1:]).any(axis=-1)
     falls = (listed[..., 1:] & (ids[..., 1:] <= ids[..., :-1])).any(axis=-1)
-    good: np.ndarray[Any, Any] = ~(gap | falls | (ids >= vocab).any(axis=-1))
-    return good
+    return np.asarray(~(gap | falls | (ids >= vocab).any(axis=-1)))

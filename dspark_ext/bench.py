@@ -53,7 +53,7 @@ def _problems(rng: np.random.Generator) -> dict[str, tuple[str, Call]]:
     pages = (CONTEXT + GAMMA + PAGE) // PAGE
     cache = (REQUESTS * pages, PAGE, KV_HEADS, HEAD_DIM)
     k_cache, v_cache = normal(*cache), normal(*cache)
-    paging = {
+    paging: dict[str, Any] = {
         "page_table": np.arange(REQUESTS * pages, dtype=np.int32).reshape(REQUESTS, pages),
         "cu_seqlens": np.arange(0, ROWS + 1, GAMMA + 1, dtype=np.int32),
     }

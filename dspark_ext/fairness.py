@@ -31,7 +31,12 @@ class Ageing:
     floor : int
         Drafts added to ``min_draft`` per step; they are sent whatever they cost. 0..16.
     weight : float
-        Added to the factor of the request's weight per step; the schedule still decides. >= 0.
+        Added to the factor of the request's weight per step; the schedule still decides. 0..128.
+
+    Raises
+    ------
+    ArgumentError
+        Lists every argument that is out of its range.
 
     Notes
     -----

@@ -51,6 +51,7 @@ def worth_drafting(
     Returns
     -------
     ndarray of bool, shape (R,)
+        Where not even the anchors fit the table nobody drafts, whatever ``surely`` says.
 
     Examples
     --------
@@ -87,7 +88,13 @@ def worth_drafting(
 
 @dataclass
 class GateRecord:
-    """What a gate remembers of each request: arrays of shape (R,)."""
+    """What a gate remembers of each request: arrays of shape (R,).
+
+    Examples
+    --------
+    >>> GateRecord.empty(2, patience=16).patience.tolist()
+    [16, 16]
+    """
 
     count: NDArray[np.int64]  # drafted rounds
     earned: F64  # accepted drafts per drafted round, smoothed
@@ -124,6 +131,11 @@ class Gate:
     smoothing : float
         Weight of a round in the running means, in (0, 1].
 
+    Raises
+    ------
+    ArgumentError
+        Lists every argument that is out of its range.
+
     Notes
     -----
     Lossless: it reads counts of committed rounds, the cost tables, and its own clock, never a
@@ -151,7 +163,10 @@ class Gate:
     def choose(
         self, record: GateRecord, cost_of: Callable[[int], CostTable], kv_tokens: float = 0.0
     ) -> NDArray[np.bool_]:
-        """Say which of the active requests of a record draft in the next round."""
+        """Say which of the active requests of a record draft in the next round: bool (R,).
+
+        ``cost_of`` and ``kv_tokens`` are those of :func:`worth_drafting`.
+        """
         due = (record.count < self.warmup) | (record.waited >= record.patience)
         return worth_drafting(record.earned, record.sent, cost_of, kv_tokens, due)
 

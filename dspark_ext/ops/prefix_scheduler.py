@@ -226,7 +226,8 @@ def _seen(x: Any) -> Any:
 
 
 def _address(x: Any) -> int:
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()  # type: ignore[no-any-return]
+    address: int = x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+    return address
 
 
 def _again(kept: _Kept, given: dict[str, Any]) -> Plan | None:
@@ -244,7 +245,7 @@ def _again(kept: _Kept, given: dict[str, Any]) -> Plan | None:
     if cost is not None:
         p.cost_ms = _address(cost.array)
         p.draft_ms, p.ms_per_kv_token = cost.draft_ms, cost.ms_per_kv_token
-    out = given["out"]
+    out: Plan | None = given["out"]
     if out is None:
         like = given[kept.like]
         arrays = {n: empty(shape, dtype, like) for n, (shape, dtype) in kept.shapes.items()}

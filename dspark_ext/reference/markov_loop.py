@@ -99,7 +99,7 @@ class _Head:
             return out
         q, s = quantised(inner.astype(np.float32))
         bias = (self.w2 @ q).astype(np.float32) * (s * self.scale)
-        return bias.astype(np.float64)
+        return np.asarray(bias, dtype=np.float64)
 
 
 @dataclass

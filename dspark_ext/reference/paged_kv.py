@@ -89,7 +89,7 @@ def rotate(
     order = np.arange(turn)
     if interleaved:  # bring the pairs apart, and back
         order = np.concatenate([order[0::2], order[1::2]])
-    out = x.copy()
+    out: NDArray[np.float64] = x.copy()
     out[..., order] = amplitude * rotate_half_split(x[..., order], position, inv_freq)
     return out
 

@@ -114,8 +114,8 @@ def _histories(
     anchor = per_request(given["anchor"], requests, -1, np.int64)
     on = (factor != 1) | (presence != 0) | (frequency != 0)
     status[on & (anchor >= vocab)] |= int(Status.BAD_DRAFT_ID)
-    for r in np.flatnonzero((anchor >= 0) & (anchor < vocab)):
-        counts[r, anchor[r]] += 1
+    for slot in np.flatnonzero((anchor >= 0) & (anchor < vocab)):
+        counts[slot, anchor[slot]] += 1
     prompt = np.zeros((requests, vocab), bool)
     if given["prompt_mask"] is not None:
         for r, row in enumerate(np.asarray(given["prompt_mask"])):

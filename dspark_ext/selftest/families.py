@@ -78,7 +78,11 @@ def check_confidence(tally: Tally, rng: Rng) -> None:
         logit[rng.random(logit.shape) < 0.02] = np.nan
         tau = rng.uniform(0.5, 3, gamma).astype(np.float32)
         probability = rng.uniform(-0.1, 1.1, (requests, gamma)).astype(np.float32)
-        for given in ({"logit": logit, "temperature": tau}, {"probability": probability}):
+        calls: tuple[dict[str, Any], ...] = (
+            {"logit": logit, "temperature": tau},
+            {"probability": probability},
+        )
+        for given in calls:
             got, want = (confidence(**given, backend=name) for name in BACKENDS)
             tally.cases += 1
             tally.close("conditional", got.conditional, want.conditional, rtol=2 * EPS)

@@ -88,7 +88,8 @@ def _costs(models: Models, args: argparse.Namespace, say: _Report) -> dict[int, 
         points = "  ".join(f"{b}: {table.ms(int(b)):.0f}" for b in table.tokens)
         say(f"  {requests} requests{' (cached)' if known else ''}: {points}"
             f"  draft: {table.draft_ms:.0f}")  # fmt: skip
-    return by_requests(*measured, 8)
+    one, many = measured
+    return by_requests(one, many, 8)
 
 
 def _speed(

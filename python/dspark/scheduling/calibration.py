@@ -155,6 +155,11 @@ def survival_labels(accepted: ArrayLike) -> tuple[F64, Bools]:
     known : ndarray of bool, shape (N, gamma)
         False where the flag is -2.
 
+    Raises
+    ------
+    ArgumentError
+        For another shape or other values.
+
     Examples
     --------
     >>> label, known = survival_labels([[1, 0, -1], [1, 1, -2]])
@@ -204,12 +209,28 @@ def _scaling(temperature: ArrayLike | None, gamma: int) -> F64:
 
 
 def survivals(logit: ArrayLike, temperature: ArrayLike | None = None) -> F64:
-    """Cumulative products of ``sigmoid(logit_k / tau_k)``, float64; a NaN counts as 0.
+    """Cumulative products of ``sigmoid(logit_k / tau_k)`` (DSpark section 3.2.1).
+
+    Parameters
+    ----------
+    logit : array_like, shape (N, gamma)
+        Raw confidence logits; a NaN counts as confidence 0.
+    temperature : array_like, shape (gamma,), optional
+        ``tau``; 1 when absent.
+
+    Returns
+    -------
+    ndarray, shape (N, gamma), float64
 
     Raises
     ------
     ArgumentError
         For logits that are not [N, gamma], or temperatures that are not gamma values > 0.
+
+    Examples
+    --------
+    >>> survivals([[0.0, 0.0]]).tolist()
+    [[0.5, 0.25]]
     """
     z = _logits(logit)
     tau = _scaling(temperature, z.shape[1])
@@ -237,6 +258,17 @@ def evaluate(
     -------
     tuple of Reliability
         One a position; :func:`summary` joins them.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that differ, or values that are no flags.
+
+    Examples
+    --------
+    >>> first, second = evaluate([[1.0, 0.5]] * 2, [[1, 1], [1, 0]])
+    >>> first.ece, second.label_mean
+    (0.0, 0.5)
     """
     a = _array("survival", survival).astype(np.float64)
     label, known = survival_labels(accepted)
@@ -263,6 +295,11 @@ def evaluate_conditional(
         Flags of the sampler.
     temperature : array_like, shape (gamma,), optional
         1 when absent.
+
+    Raises
+    ------
+    ArgumentError
+        For shapes that differ, values that are no flags, or illegal temperatures.
 
     Examples
     --------

@@ -43,6 +43,11 @@ class CostDrift:
     min_count : int
         Rounds before a ratio is judged, at least 1.
 
+    Raises
+    ------
+    ArgumentError
+        Lists every argument that is out of its range.
+
     Examples
     --------
     >>> drift = CostDrift(factor=1.5, min_count=3)
@@ -64,7 +69,10 @@ class CostDrift:
         self._ratios: dict[int, deque[float]] = {}
 
     def observe(self, rows: int, predicted_ms: float, measured_ms: float) -> None:
-        """Take one round; one that the table does not price (NaN) is left out."""
+        """Take one round: rows of the target's batch, both times in milliseconds.
+
+        One that the table does not price (NaN) is left out.
+        """
         if not (predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms)):
             return
         self.count += 1

@@ -125,6 +125,11 @@ class Monitor:
     refit_every : int
         Rounds between refits; 0 = only when :meth:`refit` is called.
 
+    Raises
+    ------
+    ArgumentError
+        Lists every argument that is out of its range, or a calibration of another length.
+
     Notes
     -----
     Floors and temperatures of a round come from rounds that are over: lossless.

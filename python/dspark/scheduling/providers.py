@@ -76,6 +76,11 @@ class OnlineAcceptance:
     population_memory : float
         The same for the counts by position.
 
+    Raises
+    ------
+    ArgumentError
+        Lists every argument that is out of its range.
+
     Notes
     -----
     Safe with sampled drafts: it knows committed rounds only. The lengths it leads to depend on the
@@ -168,6 +173,15 @@ class DraftProbability:
     Cheap, and often used. It looks at x_k, so it is not safe with sampled drafts: a likely draft
     would be verified and an unlikely one replaced by a sample of the target, which favours what the
     drafter likes. Greedy drafts may use it.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> state = dx.RoundState.create(1, gamma=2)
+    >>> state.host.drafting[0] = 1
+    >>> draft = SimpleNamespace(logit=np.log([[0.5, 0.2]]), lse=np.zeros((1, 2)))
+    >>> DraftProbability().conditional(state, draft).round(2).tolist()
+    [[0.5, 0.20000000298023224]]
     """
 
     safe_with_sampled_drafts = False
