@@ -69,14 +69,13 @@ inline dspark_device c_device(int device) {
   return device == kSimt ? DSPARK_CUDA : static_cast<dspark_device>(device);
 }
 
-/// Declare `name(device, params, workspace, workspace_bytes, stream)` and `name_workspace`.
+/// Declare `name(device, params, workspace, workspace_bytes, stream)`.
 template <class Params>
-void family(py::module_& m, const char* name,
-            dspark_status (*run)(dspark_device, const Params*, dspark_workspace, void*),
-            dspark_status (*workspace)(dspark_device, const Params*, size_t*)) {
-  const std::string symbol = std::string("dspark_") + name;
+void runs(py::module_& m, const std::string& name,
+          dspark_status (*run)(dspark_device, const Params*, dspark_workspace, void*)) {
+  const std::string symbol = "dspark_" + name;
   m.def(
-      name,
+      name.c_str(),
       [run, symbol](int device, const Params& params, uintptr_t data, size_t bytes,
                     uintptr_t stream) {
         dspark_status status;
@@ -91,14 +90,30 @@ void family(py::module_& m, const char* name,
       },
       py::arg("device"), py::arg("params"), py::arg("workspace") = 0,
       py::arg("workspace_bytes") = 0, py::arg("stream") = 0);
-  m.def((std::string(name) + "_workspace").c_str(),
+}
+
+/// Declare `name_workspace(device, params)`.
+template <class Params>
+void sizes(py::module_& m, const std::string& name,
+           dspark_status (*workspace)(dspark_device, const Params*, size_t*)) {
+  const std::string symbol = "dspark_" + name + "_workspace";
+  m.def((name + "_workspace").c_str(),
         [workspace, symbol](int device, const Params& params) {
           size_t bytes = 0;
-          auto* function = choose(device, workspace, symbol + "_workspace");
+          auto* function = choose(device, workspace, symbol);
           raise_if_failed(function(c_device(device), &params, &bytes));
           return bytes;
         },
         py::arg("device"), py::arg("params"));
+}
+
+/// Declare both functions of a family.
+template <class Params>
+void family(py::module_& m, const char* name,
+            dspark_status (*run)(dspark_device, const Params*, dspark_workspace, void*),
+            dspark_status (*workspace)(dspark_device, const Params*, size_t*)) {
+  runs(m, name, run);
+  sizes(m, name, workspace);
 }
 
 void register_device(py::module_& m);

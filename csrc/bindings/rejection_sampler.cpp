@@ -2,6 +2,26 @@
 #include "bindings/bindings.h"
 
 namespace dspark::bindings {
+namespace {
+
+void result_fields(py::class_<dspark_rejection_sampler_params>& cls) {
+  using P = dspark_rejection_sampler_params;
+  field(cls, "num_accepted", &P::num_accepted);
+  field(cls, "num_emitted", &P::num_emitted);
+  field(cls, "tokens", &P::tokens);
+  field(cls, "next_anchor", &P::next_anchor);
+  field(cls, "logprob", &P::logprob);
+  field(cls, "logprob_raw", &P::logprob_raw);
+  field(cls, "top_ids", &P::top_ids);
+  field(cls, "top_logprob", &P::top_logprob);
+  field(cls, "top_ids_raw", &P::top_ids_raw);
+  field(cls, "top_logprob_raw", &P::top_logprob_raw);
+  field(cls, "accepted", &P::accepted);
+  field(cls, "finish", &P::finish);
+  field(cls, "status", &P::status);
+}
+
+}  // namespace
 
 void register_rejection_sampler(py::module_& m) {
   using P = dspark_rejection_sampler_params;
@@ -62,19 +82,7 @@ void register_rejection_sampler(py::module_& m) {
   field(cls, "max_new_tokens", &P::max_new_tokens);
   field(cls, "active", &P::active);
   field(cls, "debug_uniform", &P::debug_uniform);
-  field(cls, "num_accepted", &P::num_accepted);
-  field(cls, "num_emitted", &P::num_emitted);
-  field(cls, "tokens", &P::tokens);
-  field(cls, "next_anchor", &P::next_anchor);
-  field(cls, "logprob", &P::logprob);
-  field(cls, "logprob_raw", &P::logprob_raw);
-  field(cls, "top_ids", &P::top_ids);
-  field(cls, "top_logprob", &P::top_logprob);
-  field(cls, "top_ids_raw", &P::top_ids_raw);
-  field(cls, "top_logprob_raw", &P::top_logprob_raw);
-  field(cls, "accepted", &P::accepted);
-  field(cls, "finish", &P::finish);
-  field(cls, "status", &P::status);
+  result_fields(cls);
   family(m, "rejection_sampler", &dspark_rejection_sampler, &dspark_rejection_sampler_workspace);
 }
 

@@ -2,6 +2,31 @@
 #include "bindings/bindings.h"
 
 namespace dspark::bindings {
+namespace {
+
+// One call instead of twelve: a decoder attends once a layer.
+void arrays_at_once(py::class_<dspark_verify_attention_params>& cls) {
+  using P = dspark_verify_attention_params;
+  cls.def("set_arrays",
+          [](P& p, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t page_table,
+             uintptr_t kv_len, uintptr_t cu_seqlens, uintptr_t k_scale, uintptr_t v_scale,
+             uintptr_t work, uintptr_t out, uintptr_t lse, uintptr_t status) {
+            p.q = reinterpret_cast<const void*>(q);
+            p.k_cache = reinterpret_cast<const void*>(k_cache);
+            p.v_cache = reinterpret_cast<const void*>(v_cache);
+            p.page_table = reinterpret_cast<const int32_t*>(page_table);
+            p.kv_len = reinterpret_cast<const int32_t*>(kv_len);
+            p.cu_seqlens = reinterpret_cast<const int32_t*>(cu_seqlens);
+            p.k_scale = reinterpret_cast<const float*>(k_scale);
+            p.v_scale = reinterpret_cast<const float*>(v_scale);
+            p.work = reinterpret_cast<const int32_t*>(work);
+            p.out = reinterpret_cast<void*>(out);
+            p.lse = reinterpret_cast<float*>(lse);
+            p.status = reinterpret_cast<int32_t*>(status);
+          });
+}
+
+}  // namespace
 
 void register_verify_attention(py::module_& m) {
   using P = dspark_verify_attention_params;
@@ -44,24 +69,7 @@ void register_verify_attention(py::module_& m) {
   field(cls, "out", &P::out);
   field(cls, "lse", &P::lse);
   field(cls, "status", &P::status);
-  // One call instead of twelve: a decoder attends once a layer.
-  cls.def("set_arrays",
-          [](P& p, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t page_table,
-             uintptr_t kv_len, uintptr_t cu_seqlens, uintptr_t k_scale, uintptr_t v_scale,
-             uintptr_t work, uintptr_t out, uintptr_t lse, uintptr_t status) {
-            p.q = reinterpret_cast<const void*>(q);
-            p.k_cache = reinterpret_cast<const void*>(k_cache);
-            p.v_cache = reinterpret_cast<const void*>(v_cache);
-            p.page_table = reinterpret_cast<const int32_t*>(page_table);
-            p.kv_len = reinterpret_cast<const int32_t*>(kv_len);
-            p.cu_seqlens = reinterpret_cast<const int32_t*>(cu_seqlens);
-            p.k_scale = reinterpret_cast<const float*>(k_scale);
-            p.v_scale = reinterpret_cast<const float*>(v_scale);
-            p.work = reinterpret_cast<const int32_t*>(work);
-            p.out = reinterpret_cast<void*>(out);
-            p.lse = reinterpret_cast<float*>(lse);
-            p.status = reinterpret_cast<int32_t*>(status);
-          });
+  arrays_at_once(cls);
   family(m, "verify_attention", &dspark_verify_attention, &dspark_verify_attention_workspace);
 }
 
