@@ -32,8 +32,10 @@ py::tuple words(const Philox4& r) { return py::make_tuple(r.w[0], r.w[1], r.w[2]
 void register_testing(py::module_& parent) {
   py::module_ m = parent.def_submodule("_testing", "Arithmetic of core/, exposed for tests.");
   map<float, float>(m, "exp_f32", [](float x) { return exp_f32(x); });
+  map<float, float>(m, "exp2_weight", [](float x) { return exp2_weight(x); });
   map<float, float>(m, "expm1_f32", [](float x) { return expm1_f32(x); });
   map<double, double>(m, "exp_f64", [](double x) { return exp_f64(x); });
+  map<double, double>(m, "exp_f64_nonpositive", [](double x) { return exp_f64_nonpositive(x); });
   map<double, double>(m, "expm1_f64", [](double x) { return expm1_f64(x); });
   map<double, double>(m, "log_f64", [](double x) { return log_f64(x); });
   map<double, double>(m, "sin_f64", [](double x) {

@@ -57,6 +57,27 @@ def test_exp_f32_is_monotone_over_a_dense_grid() -> None:
     assert drops.min() >= -(2.0**-23)  # at most one last place of a value near 1
 
 
+def test_exp2_weight(rng: np.random.Generator) -> None:
+    x = spread(rng, -125, 0, 200_000).astype(np.float32)
+    got = apply("exp2_weight", x, np.float32)
+    exact = np.exp2(x.astype(LONG))
+    assert np.max(np.abs(got.astype(LONG) - exact) / exact) < 1.7e-7
+
+
+def test_exp2_weight_is_one_at_zero_and_nothing_beside_it_below_its_range() -> None:
+    assert apply("exp2_weight", np.array([0.0, -0.0], np.float32), np.float32).tolist() == [1, 1]
+    below = np.array([-125.0001, -1e30, -np.inf, np.nan], np.float32)
+    got = apply("exp2_weight", below, np.float32)
+    assert np.all((got > 0) & (got <= 2.0**-124))
+
+
+def test_exp_f64_nonpositive_is_exp_f64_down_to_its_end(rng: np.random.Generator) -> None:
+    x = spread(rng, -700, 0, 200_000)
+    assert np.array_equal(apply("exp_f64_nonpositive", x), apply("exp_f64", x))
+    below = np.array([-700.0001, -1e300, -np.inf])
+    assert apply("exp_f64_nonpositive", below).tolist() == [0, 0, 0]
+
+
 def test_exp_f64(rng: np.random.Generator) -> None:
     x = spread(rng, -708, 709, 200_000)
     assert ulps(apply("exp_f64", x), np.exp(x.astype(LONG))).max() <= 2
