@@ -60,16 +60,6 @@ inline void check_kv_scale(Problems& problems, const char* name, const float* sc
                  stride);
 }
 
-/// For the families that have a CPU backend only.
-inline void check_cpu_device(Problems& problems, dspark_device device) {
-  DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,
-                 "device: got %d, expected DSPARK_CPU or DSPARK_CUDA", static_cast<int>(device));
-  DSPARK_SUPPORTED(problems, device != DSPARK_CUDA,
-                   "device: got DSPARK_CUDA; this release has no CUDA kernel of this family yet, "
-                   "use DSPARK_CPU");
-}
-
-/// For the families that have both backends.
 inline void check_device(Problems& problems, dspark_device device) {
   DSPARK_REQUIRE(problems, device == DSPARK_CPU || device == DSPARK_CUDA,
                  "device: got %d, expected DSPARK_CPU or DSPARK_CUDA", static_cast<int>(device));

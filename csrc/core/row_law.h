@@ -19,6 +19,9 @@
 
 namespace dspark {
 
+/// Segments of a row of `vocab` ids, the last one perhaps cut short.
+DSPARK_HD int32_t segments_of(int32_t vocab) { return (vocab + kSegment - 1) / kSegment; }
+
 /// Penalties of one row, and the tokens they count.
 struct Penalties {
   float repetition;        // 1 = off

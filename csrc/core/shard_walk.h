@@ -29,7 +29,7 @@ inline Place place_of(const Params& v) {
   Place place{};
   for (int32_t k = 0; k < v.num_ranks; ++k) {
     if (k == v.rank) place.first_id = place.vocab;
-    if (k < v.rank) place.first_segment += (v.shard_sizes[k] + kSegment - 1) / kSegment;
+    if (k < v.rank) place.first_segment += segments_of(v.shard_sizes[k]);
     place.vocab += v.shard_sizes[k];
   }
   return place;
@@ -74,8 +74,15 @@ struct Last {
 
 /// Column of a target id; -1: another rank has it.
 DSPARK_HD int32_t local(const Params& v, const Place& place, int32_t id) {
-  const int32_t column = id - place.first_id;
-  return id >= 0 && column >= 0 && column < v.call.vocab_size ? column : -1;
+  const int32_t column = id < place.first_id ? -1 : id - place.first_id;
+  return column < v.call.vocab_size ? column : -1;
+}
+
+/// The lowest allowed id of a shard whose `column` is the lowest that its mask allows, or 0; -1:
+/// there is none.
+DSPARK_HD int32_t lowest_id(const RowLaw& law, const Place& place, int32_t column) {
+  const bool none = law.mask != nullptr && (law.mask[column >> 5] >> (column & 31) & 1u) == 0;
+  return none ? -1 : place.first_id + column;
 }
 
 /// Parameters of request r: rules block and synthetic need rows that no rank has.
@@ -143,42 +150,6 @@ DSPARK_HD Row combine(const Params& v, const Walk& w, int32_t i) {
   return row;
 }
 
-/// The draft of row i; -1: there is none, or its id is no target id.
-DSPARK_HD int32_t draft_at(const VerifyParams& p, Walk* w, int32_t i, int32_t vocab) {
-  if (i == w->s.length) return -1;
-  const int32_t draft = p.draft_tokens[w->r * p.draft_tokens_stride + i];
-  if (draft >= 0 && draft < vocab) return draft;
-  w->status |= DSPARK_BAD_DRAFT_ID;
-  return -1;
-}
-
-/// Columns of a list of M ids: strictly ascending in [0, vocab), then negative ones only. -1: it is
-/// none.
-DSPARK_HD int32_t list_length(const int32_t* ids, int32_t size, int32_t vocab) {
-  int32_t n = 0;
-  while (n < size && ids[n] >= 0) ++n;
-  for (int32_t j = 0; j < n; ++j) {
-    if (ids[j] >= vocab || (j > 0 && ids[j] <= ids[j - 1])) return -1;
-  }
-  for (int32_t j = n; j < size; ++j) {
-    if (ids[j] >= 0) return -1;
-  }
-  return n;
-}
-
-/// First column whose target id is >= id.
-DSPARK_HD int32_t first_column(const DraftRow& row, int32_t id) {
-  int32_t lo = 0;
-  int32_t n = row.vocab;
-  while (n > 0) {
-    const int32_t half = n / 2;
-    const bool below = row.targets[lo + half] < id;
-    lo = below ? lo + half + 1 : lo;
-    n = below ? n - half - 1 : half;
-  }
-  return lo;
-}
-
 /// The stored law of draft i on the ids of all ranks; vocab < 0: its list is out of order.
 DSPARK_HD DraftRow whole_row(const VerifyParams& p, const Walk& w, int32_t i, int32_t vocab) {
   DraftRow row = stored_law(p, w.r, w.s, i);
@@ -207,11 +178,8 @@ DSPARK_HD DraftLaw law_of(const VerifyParams& p, const Walk& w, int32_t i, int32
   DraftLook look{};
   look.disorder = row.vocab < 0;
   look.nan = known.nan_law;
-  look.listed = !look.disorder;
-  if (look.listed && row.targets != nullptr) {
-    const int32_t column = first_column(row, draft);
-    look.listed = column < row.vocab && row.targets[column] == draft;
-  }
+  // Without ids of its own the row has a column for each target id, of which this rank has a part.
+  look.listed = !look.disorder && (row.targets == nullptr || has_column(row, draft));
   return judge_law(row, p.draft_logit[w.r * p.gamma + i], look, log_q);
 }
 
@@ -227,12 +195,7 @@ DSPARK_HD bool emit(const VerifyParams& p, Walk* w, int32_t i, const Row& row, c
     p.next_anchor[w->r] = y.id;
   }
   w->emitted += 1;
-  if (is_stop(p, w->r, y.id)) {
-    w->finish = DSPARK_FINISH_STOP;
-  } else if (w->emitted == w->s.cap) {
-    w->finish = DSPARK_FINISH_LENGTH;
-  }
-  if (w->finish != DSPARK_FINISH_NONE) w->status |= DSPARK_STOPPED;
+  w->finish = finish_of(p, w->r, w->s, y.id, w->emitted, &w->status);
   return w->finish != DSPARK_FINISH_NONE;
 }
 
@@ -285,7 +248,7 @@ DSPARK_HD Last walk_rows(const Params& v, Walk* w, const Place& place, Row* row)
   for (int32_t i = 0;; ++i) {
     *row = combine(v, *w, i);
     if (row->nan) w->status |= DSPARK_NAN_TARGET;
-    const int32_t draft = draft_at(p, w, i, place.vocab);
+    const int32_t draft = draft_of(p, w->r, w->s, i, place.vocab, &w->status);
     if (plain(*w)) {
       if (step_plain(p, w, i, draft, *row)) continue;
       return Last{Pending::kNothing, i, -1, false};

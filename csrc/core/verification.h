@@ -167,12 +167,13 @@ DSPARK_HD RowLaw row_law(const VerifyParams& p, int64_t r, const Sampling& s, in
   return law;
 }
 
-/// The draft of row i; -1: there is none, or its id is no target id (BAD_DRAFT_ID).
+/// The draft of row i; -1: there is none, or its id is none of the `vocab` target ids
+/// (BAD_DRAFT_ID).
 DSPARK_HD int32_t draft_of(const VerifyParams& p, int64_t r, const Sampling& s, int32_t i,
-                           int32_t* status) {
+                           int32_t vocab, int32_t* status) {
   if (i == s.length) return -1;
   const int32_t draft = p.draft_tokens[r * p.draft_tokens_stride + i];
-  if (draft >= 0 && draft < p.vocab_size) return draft;
+  if (draft >= 0 && draft < vocab) return draft;
   *status |= DSPARK_BAD_DRAFT_ID;
   return -1;
 }
@@ -236,6 +237,39 @@ DSPARK_HD DraftRow stored_law(const VerifyParams& p, int64_t r, const Sampling& 
   return row;
 }
 
+/// Columns of a list of M = `size` ids: strictly ascending in [0, vocab), then negative ones only.
+/// -1: it is none.
+DSPARK_HD int32_t list_length(const int32_t* ids, int32_t size, int32_t vocab) {
+  int32_t n = 0;
+  while (n < size && ids[n] >= 0) ++n;
+  for (int32_t j = 0; j < n; ++j) {
+    if (ids[j] >= vocab || (j > 0 && ids[j] <= ids[j - 1])) return -1;
+  }
+  for (int32_t j = n; j < size; ++j) {
+    if (ids[j] >= 0) return -1;
+  }
+  return n;
+}
+
+/// First column of a row with ids of its own whose target id is >= id.
+DSPARK_HD int32_t first_column(const DraftRow& row, int32_t id) {
+  int32_t lo = 0;
+  int32_t n = row.vocab;
+  while (n > 0) {
+    const int32_t half = n / 2;
+    const bool below = row.targets[lo + half] < id;
+    lo = below ? lo + half + 1 : lo;
+    n = below ? n - half - 1 : half;
+  }
+  return lo;
+}
+
+/// Whether a target id has a column in a row that is in order.
+DSPARK_HD bool has_column(const DraftRow& row, int32_t id) {
+  const int32_t column = row.targets == nullptr ? id : first_column(row, id);
+  return column < row.vocab && (row.targets == nullptr || row.targets[column] == id);
+}
+
 /// What a look at all columns of a draft row has found.
 struct DraftLook {
   bool disorder;  // a list that is none
@@ -264,6 +298,16 @@ DSPARK_HD bool is_stop(const VerifyParams& p, int64_t r, int32_t token) {
     if (ids[j] == token) return true;
   }
   return false;
+}
+
+/// Why the round ends behind the token that request r has emitted as its `emitted`-th, if it does
+/// (STOPPED): a stop goes before the cap.
+DSPARK_HD int32_t finish_of(const VerifyParams& p, int64_t r, const Sampling& s, int32_t token,
+                            int32_t emitted, int32_t* status) {
+  const bool stop = is_stop(p, r, token);
+  if (!stop && emitted != s.cap) return DSPARK_FINISH_NONE;
+  *status |= DSPARK_STOPPED;
+  return stop ? DSPARK_FINISH_STOP : DSPARK_FINISH_LENGTH;
 }
 
 /// What the engine says of the draft of a row that nobody has read.

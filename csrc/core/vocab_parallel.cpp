@@ -118,6 +118,7 @@ dspark_status dspark_vocab_parallel_workspace(dspark_device device, const Params
                                               size_t* bytes) {
   dspark::Problems problems("dspark_vocab_parallel_workspace");
   if (!check_headers(problems, params)) return problems.status();
+  dspark::check_gamma(problems, params->call.gamma);
   check_shards(problems, params);
   return dspark::finish_workspace(problems, DSPARK_PHASE(scan), device, *params, bytes);
 }

@@ -19,8 +19,6 @@ namespace {
 
 constexpr float kNegInf = -__builtin_inff();
 
-int32_t segments_of(int32_t vocab) { return (vocab + kSegment - 1) / kSegment; }
-
 // Requests side by side; 1 when the segments of a row are what the threads share.
 int lanes_of(const dspark_rejection_sampler_params& p) {
   const int threads = max_threads(p.num_threads);

@@ -38,7 +38,9 @@ DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, do
 /// One token of max(0, p - q), p being the law in the lane; `row` null: q is one-hot at `token`.
 int32_t residual(Request& q, int32_t i, int32_t token, const DraftRow* row);
 
-inline int32_t draft_at(Request& q, int32_t i) { return draft_of(q.p, q.r, q.s, i, &q.status); }
+inline int32_t draft_at(Request& q, int32_t i) {
+  return draft_of(q.p, q.r, q.s, i, q.p.vocab_size, &q.status);
+}
 /// Write the token of row i with its log-probabilities under the law in the lane.
 void record(const Request& q, int32_t i, int32_t token);
 /// Count the token of row q.emitted as emitted; true when the round ends behind it.

@@ -4,38 +4,6 @@
 #include "cpu/verify.h"
 
 namespace dspark::cpu {
-namespace {
-
-using Params = dspark_rejection_sampler_params;
-
-// Columns of a list of M ids: strictly ascending in [0, V), then negative ones only. -1: it is
-// none.
-int32_t support_count(const int32_t* ids, int32_t size, int32_t vocab) {
-  int32_t n = 0;
-  while (n < size && ids[n] >= 0) ++n;
-  for (int32_t j = 0; j < n; ++j) {
-    if (ids[j] >= vocab || (j > 0 && ids[j] <= ids[j - 1])) return -1;
-  }
-  for (int32_t j = n; j < size; ++j) {
-    if (ids[j] >= 0) return -1;
-  }
-  return n;
-}
-
-bool has_column(const DraftRow& row, int32_t token) {
-  if (row.targets == nullptr) return token < row.vocab;
-  int32_t lo = 0;
-  int32_t n = row.vocab;
-  while (n > 0) {
-    const int32_t half = n / 2;
-    const bool below = row.targets[lo + half] < token;
-    lo = below ? lo + half + 1 : lo;
-    n = below ? n - half - 1 : half;
-  }
-  return lo < row.vocab && row.targets[lo] == token;
-}
-
-}  // namespace
 
 int32_t from_target(Request& q, int32_t i, DrawKind segment_kind) {
   const int32_t drawn =
@@ -59,11 +27,11 @@ int32_t bonus(Request& q, int32_t i) {
 
 // A one-hot law reads nothing.
 DraftLaw draft_law(const Request& q, int32_t i, int32_t token, DraftRow* row, double* log_q) {
-  const Params& p = q.p;
+  const dspark_rejection_sampler_params& p = q.p;
   if (!has_law(p, q.s)) return DraftLaw::kOneHot;
   *row = stored_law(p, q.r, q.s, i);
   DraftLook look{};
-  if (p.support_ids != nullptr) row->vocab = support_count(row->targets, row->vocab, p.vocab_size);
+  if (p.support_ids != nullptr) row->vocab = list_length(row->targets, row->vocab, p.vocab_size);
   look.disorder = row->vocab < 0;
   look.nan = !look.disorder && draft_has_nan(q.lane, *row);
   look.listed = !look.disorder && has_column(*row, token);

@@ -140,18 +140,12 @@ void record(const Request& q, int32_t i, int32_t token) {
   list_top(q.lane, true, {p.top_ids_raw + at * n, p.top_logprob_raw + at * n, p.top_logprobs});
 }
 
-// A stop id goes before the cap.
 bool emit(Request& q) {
   const Params& p = q.p;
   const int32_t token = p.tokens[q.r * (p.gamma + 1) + q.emitted];
   p.next_anchor[q.r] = token;
   q.emitted += 1;
-  if (is_stop(p, q.r, token)) {
-    q.finish = DSPARK_FINISH_STOP;
-  } else if (q.emitted == q.s.cap) {
-    q.finish = DSPARK_FINISH_LENGTH;
-  }
-  if (q.finish != DSPARK_FINISH_NONE) q.status |= DSPARK_STOPPED;
+  q.finish = finish_of(p, q.r, q.s, token, q.emitted, &q.status);
   return q.finish != DSPARK_FINISH_NONE;
 }
 

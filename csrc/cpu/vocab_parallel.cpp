@@ -33,14 +33,6 @@ DraftRow local_row(const Params& v, const Walk& w, int32_t i, const Place& place
   return row;
 }
 
-void describe_lowest(const Lane& lane, const Place& place, Scan* out) {
-  const RowLaw& law = lane.row.law;
-  int32_t id = 0;
-  while (id < law.vocab && law.mask != nullptr && (law.mask[id >> 5] >> (id & 31) & 1u) == 0) ++id;
-  out->lowest = id < law.vocab ? place.first_id + id : -1;
-  out->lowest_raw = raw_logit(lane, id < law.vocab ? id : 0);
-}
-
 // Row i of a request, which is in the lane.
 Scan describe(const Params& v, const Walk& w, int32_t i, const Place& place, Lane& lane) {
   const dspark_rejection_sampler_params& p = v.call;
@@ -52,7 +44,9 @@ Scan describe(const Params& v, const Walk& w, int32_t i, const Place& place, Lan
   out.draft = out.draft_raw = out.token_logit = out.token_raw = out.best_raw = kNegInf;
   out.token = out.best = -1;
   out.nan = lane.nan ? shard::kNanTarget : 0;
-  describe_lowest(lane, place, &out);
+  const int32_t lowest = lowest_allowed(lane);
+  out.lowest = shard::lowest_id(lane.row.law, place, lowest);
+  out.lowest_raw = raw_logit(lane, lowest);
   if (!lane.empty) {
     const int32_t best = argmax(lane);
     out.best = place.first_id + best;

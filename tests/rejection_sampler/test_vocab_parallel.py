@@ -388,6 +388,15 @@ def test_the_c_functions_name_what_is_wrong(
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("gamma", [-3, 0, 99])
+def test_no_scratch_is_sized_for_a_gamma_that_is_none(gamma: int) -> None:
+    one = compiled()
+    one.call.gamma = gamma
+    one.params.call = one.call
+    with pytest.raises(ValueError, match=f"gamma: got {gamma}"):
+        _C.vocab_parallel_workspace(_C.CPU, one.params)
+
+
 def test_a_small_workspace_and_a_missing_device_are_refused() -> None:
     one = compiled()
     with pytest.raises(ValueError, match="workspace: got 0 bytes"):

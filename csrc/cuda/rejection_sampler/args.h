@@ -65,6 +65,12 @@ struct Stats {
 };
 constexpr int kStats = 5;
 
+/// Those of a slice from segment `first` on, out of arrays of `length` segments for each owner.
+DSPARK_HD Stats stats_at(float* base, int64_t owner, int32_t length, int32_t first) {
+  float* x = base + owner * kStats * length + first;
+  return Stats{x, x + length, x + 2 * length, x + 3 * length, x + 4 * length};
+}
+
 /// Places in the workspace.
 struct Work {
   RowRecord* records;  // [R (gamma + 1)] with rows_at_once

@@ -26,7 +26,7 @@ __device__ __forceinline__ int32_t lower_column(const int32_t* targets, int32_t 
 
 /// Whether this thread finds a NaN in its columns of the row.
 __device__ __forceinline__ bool draft_slice_nan(const DraftRow& draft, int32_t rank, int32_t team) {
-  const int32_t segments = (draft.vocab + kSegment - 1) / kSegment;
+  const int32_t segments = segments_of(draft.vocab);
   const int32_t slice = (segments + team - 1) / team;
   const int32_t last = (rank + 1) * slice < segments ? (rank + 1) * slice : segments;
   bool nan = false;

@@ -74,8 +74,10 @@ __device__ __forceinline__ Masses draw_masses(const Row& row, const Draw& d,
   return m;
 }
 
-/// The best key of this thread's segments, 0 for none.
-__device__ __forceinline__ Key best_key(const Row& row, const Draw& d, const DrawShared& shared) {
+/// The best key of this thread's segments, 0 for none. The row's first segment has the number
+/// `base` in the vocabulary.
+__device__ __forceinline__ Key best_key(const Row& row, const Draw& d, const DrawShared& shared,
+                                        int32_t base) {
   Key best{0};
   const RowDraw& n = d.numbers;
   const DrawStream stream{n.seed, n.position, n.distance, n.segment_kind};
@@ -84,7 +86,7 @@ __device__ __forceinline__ Key best_key(const Row& row, const Draw& d, const Dra
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < row.end - row.first; i += kThreads) {
     const float sum = sum_for(row, d, shared, i);
     if (!(sum > 0.0f)) continue;
-    const uint32_t s = static_cast<uint32_t>(row.first + i);
+    const uint32_t s = static_cast<uint32_t>(base + row.first + i);
     const double noise = n.forced != nullptr ? 0.0 : segment_gumbel(stream, s);
     const double mass = log_f64(static_cast<double>(sum));
     const double key = static_cast<double>(row.stats.max[i]) / temperature + mass + noise;
@@ -224,7 +226,7 @@ __device__ __forceinline__ void draw_token(Team& team, const Row& row, Draw& d,
       if (threadIdx.x == 0) d.share = (m.high + m.low) / row.mass;
       return;
     }
-    best = combine(team, best_key(row, d, shared)).key;
+    best = combine(team, best_key(row, d, shared, 0)).key;
     if (best != 0) continue;
     if (d.source == Source::kTarget) break;
     __syncthreads();

@@ -38,21 +38,13 @@ struct Shared {
   ListShared list;
 };
 
-/// Where the numbers of this CTA's slice lie: `owner` is the request, or the row with rows_at_once.
-__device__ __forceinline__ Stats stats_at(float* base, int64_t owner, int32_t length,
-                                          int32_t first) {
-  float* x = base + owner * kStats * length + first;
-  return Stats{x, x + length, x + 2 * length, x + 3 * length, x + 4 * length};
-}
-
-/// Thread 0, once: the slice of this CTA and its memory.
+/// Thread 0, once: the slice of this CTA and its memory. `owner` of its numbers is the request, or
+/// the row with rows_at_once.
 __device__ __forceinline__ void lay_out(const Args& args, Shared& s, int32_t rank, int64_t owner,
                                         unsigned char* memory) {
   const Plan& plan = args.plan;
   Row& row = s.row;
-  row.first = rank * plan.slice < plan.segments ? rank * plan.slice : plan.segments;
-  const int32_t end = row.first + plan.slice;
-  row.end = end < plan.segments ? end : plan.segments;
+  take_slice(row, rank, plan.slice, plan.segments);
   float* numbers = reinterpret_cast<float*>(memory);
   if (plan.shared_stats != 0) {
     row.stats = stats_at(numbers, 0, plan.slice, 0);
@@ -104,13 +96,7 @@ __device__ __forceinline__ void take_tops(Shared& s, const Tops& t) {
     row.draft.vocab = static_cast<int32_t>(t.columns);
   }
   if (!s.walk.scan_target) return;
-  row.nan = (t.found & kTargetNan) != 0;
-  row.cuts = false;
-  row.cut = no_cut();
-  row.top = from_ordered_f32(static_cast<uint32_t>(t.key >> 32));
-  row.top_segment = static_cast<int32_t>(~static_cast<uint32_t>(t.key));
-  row.empty = row.top == kMinusInf;
-  row.raw_top = static_cast<double>(raw_differs(row.law) ? from_ordered_f32(t.raw) : row.top);
+  take_target(row, t);
 }
 
 /// Op::kScan: read the row of the walk, and the law of its draft. Whether it is to be truncated.

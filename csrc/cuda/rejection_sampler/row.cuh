@@ -30,6 +30,25 @@ struct Row {
   DraftLook look;
 };
 
+/// The slice of the CTA with this rank: `slice` of `segments`, the last ones fewer or none.
+__device__ __forceinline__ void take_slice(Row& row, int32_t rank, int32_t slice,
+                                           int32_t segments) {
+  row.first = rank * slice < segments ? rank * slice : segments;
+  const int32_t end = row.first + slice;
+  row.end = end < segments ? end : segments;
+}
+
+/// What the team has found in the slices of the row, which nothing has cut yet.
+__device__ __forceinline__ void take_target(Row& row, const Tops& t) {
+  row.nan = (t.found & kTargetNan) != 0;
+  row.cuts = false;
+  row.cut = no_cut();
+  row.top = from_ordered_f32(static_cast<uint32_t>(t.key >> 32));
+  row.top_segment = static_cast<int32_t>(~static_cast<uint32_t>(t.key));
+  row.empty = row.top == kMinusInf;
+  row.raw_top = static_cast<double>(raw_differs(row.law) ? from_ordered_f32(t.raw) : row.top);
+}
+
 __device__ __forceinline__ int32_t id_of(int32_t segment, int q) {
   return segment * kSegment + lane_id() + 32 * q;
 }

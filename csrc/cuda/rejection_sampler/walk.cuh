@@ -151,7 +151,7 @@ struct Walker {
   }
 
   __device__ __forceinline__ void look_at_row() const {
-    w.draft = draft_of(p, w.r, w.s, w.i, &w.status);
+    w.draft = draft_of(p, w.r, w.s, w.i, p.vocab_size, &w.status);
     row.law = row_law(p, w.r, w.s, w.i);
     const bool asks = w.s.rule == DSPARK_RULE_TOKEN || w.s.rule == DSPARK_RULE_BLOCK;
     const bool law = w.draft >= 0 && asks && has_law(p, w.s);
@@ -277,18 +277,12 @@ struct Walker {
     }
   }
 
-  /// Count the next token as emitted; true when the round ends behind it. A stop goes before the
-  /// cap.
+  /// Count the next token as emitted; true when the round ends behind it.
   __device__ __forceinline__ bool emit() const {
     const int32_t token = w.tokens[w.emitted];
     if (writes) p.next_anchor[w.r] = token;
     w.emitted += 1;
-    if (is_stop(p, w.r, token)) {
-      w.finish = DSPARK_FINISH_STOP;
-    } else if (w.emitted == w.s.cap) {
-      w.finish = DSPARK_FINISH_LENGTH;
-    }
-    if (w.finish != DSPARK_FINISH_NONE) w.status |= DSPARK_STOPPED;
+    w.finish = finish_of(p, w.r, w.s, token, w.emitted, &w.status);
     return w.finish != DSPARK_FINISH_NONE;
   }
   __device__ __forceinline__ void emit_row() const {

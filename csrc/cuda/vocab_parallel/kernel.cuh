@@ -7,8 +7,7 @@
 //
 //   scan    a team of CTAs a row: its segments' maxima and sums, then 72 bytes about it
 //   draw    a team a request: thread 0 of every CTA walks the rows in the exchanged numbers, the
-//   team
-//           scans the one where the round ends and draws this rank's candidates
+//           team scans the one where the round ends and draws this rank's candidates
 //   finish  a thread a request
 //
 // Traffic: this rank's columns once, and one row a request again. A team is no larger than fills
@@ -29,7 +28,6 @@ using shard::Walk;
 using verify::Draw;
 using verify::DrawShared;
 using verify::kMinusInf;
-using verify::kStats;
 using verify::kThreads;
 using verify::Source;
 using verify::Team;
@@ -66,16 +64,10 @@ __device__ __forceinline__ float raw_logit(const RowLaw& law, int32_t id) {
 /// Thread 0: this CTA's slice of a row, whose numbers `owner` keeps in the workspace.
 __device__ __forceinline__ void lay_out(const Args& args, verify::Row& row, int32_t rank,
                                         int64_t owner) {
-  const int32_t end = (rank + 1) * args.slice;
-  row.first = rank * args.slice < args.segments ? rank * args.slice : args.segments;
-  row.end = end < args.segments ? end : args.segments;
-  float* x = args.stats + owner * kStats * args.segments + row.first;
-  const int32_t n = args.segments;
-  row.stats = verify::Stats{x, x + n, x + 2 * n, x + 3 * n, x + 4 * n};
+  verify::take_slice(row, rank, args.slice, args.segments);
+  row.stats = verify::stats_at(args.stats, owner, args.segments, row.first);
   row.kept = nullptr;
   row.keep = verify::Keep::kNothing;
-  row.cuts = false;
-  row.cut = no_cut();
 }
 
 /// Scan the row: its maximum and masses on this rank, whether there is a NaN in it or, with `law`,
@@ -86,13 +78,7 @@ __device__ __forceinline__ uint32_t scan_row(Team& team, verify::Row& row, bool 
     tops.found |= verify::kDraftNan;
   }
   tops = verify::combine(team, tops);
-  if (threadIdx.x == 0) {
-    row.top = from_ordered_f32(static_cast<uint32_t>(tops.key >> 32));
-    row.top_segment = static_cast<int32_t>(~static_cast<uint32_t>(tops.key));
-    row.empty = row.top == kMinusInf;
-    row.nan = (tops.found & verify::kTargetNan) != 0;
-    row.raw_top = static_cast<double>(raw_differs(row.law) ? from_ordered_f32(tops.raw) : row.top);
-  }
+  if (threadIdx.x == 0) verify::take_target(row, tops);
   __syncthreads();
   return tops.found;
 }
@@ -104,21 +90,8 @@ __device__ __forceinline__ uint64_t candidate(Team& team, const Args& args, cons
   if (verify::warp_id() == 0) verify::look_inside(row, d, shared, 0);
   if (d.source == Source::kResidual) verify::residual_slice(row, shared.space[verify::warp_id()]);
   __syncthreads();
-  const RowDraw& n = d.numbers;
-  const DrawStream stream{n.seed, n.position, n.distance, n.segment_kind};
-  const double temperature = static_cast<double>(row.law.temperature);
-  verify::Key best{0};
-#pragma unroll 1
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < row.end - row.first; i += kThreads) {
-    const float sum = verify::sum_for(row, d, shared, i);
-    if (!(sum > 0.0f)) continue;
-    const uint32_t s = static_cast<uint32_t>(args.place.first_segment + row.first + i);
-    const double noise = n.forced != nullptr ? 0.0 : segment_gumbel(stream, s);
-    const double mass = log_f64(static_cast<double>(sum));
-    best.add(verify::Key{
-        pack_key(static_cast<double>(row.stats.max[i]) / temperature + mass + noise, s)});
-  }
-  best = verify::combine(team, best);
+  const verify::Key best =
+      verify::combine(team, verify::best_key(row, d, shared, args.place.first_segment));
   if (best.key != 0 && verify::warp_id() == 0) {
     const uint32_t s = packed_segment(best.key) - static_cast<uint32_t>(args.place.first_segment);
     verify::look_inside(row, d, shared, pack_key(0.0, s));
@@ -171,9 +144,8 @@ __device__ __forceinline__ dspark_shard_scan record_of(const Args& args, const S
   x.draft_raw = s.draft_raw;
   x.token = x.best = -1;
   x.token_logit = x.token_raw = x.best_raw = kMinusInf;
-  const bool none = law.mask != nullptr && (law.mask[lowest >> 5] >> (lowest & 31) & 1u) == 0;
-  x.lowest = none ? -1 : args.place.first_id + lowest;
-  x.lowest_raw = raw_logit(law, none ? 0 : lowest);
+  x.lowest = shard::lowest_id(law, args.place, lowest);
+  x.lowest_raw = raw_logit(law, lowest);
   x.nan = ((found & verify::kTargetNan) != 0 ? shard::kNanTarget : 0) |
           ((found & verify::kDraftNan) != 0 ? shard::kNanLaw : 0);
   return x;
