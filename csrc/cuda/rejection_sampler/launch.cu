@@ -5,39 +5,35 @@
 #include "core/families.h"
 #include "cuda/prim/launch.h"
 #include "cuda/rejection_sampler/kernel.cuh"
+#include "cuda/rejection_sampler/team_size.h"
 
 namespace dspark::cuda {
 namespace {
 
 using verify::Args;
 using verify::Keep;
+using verify::kResident;
 using verify::Phase;
 using verify::Plan;
 using Params = dspark_rejection_sampler_params;
 
-constexpr int kResident = 2;              // CTAs of a multiprocessor (the kernel's launch bounds)
 constexpr int64_t kReserved = 20 * 1024;  // of a CTA: static shared memory, and the system's share
 
-// A number from the environment, for measurements and tests.
+// A number from the environment, for tests: docs/testing.md lists the names.
 int64_t asked_for(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr || *text == 0 ? otherwise : std::strtol(text, nullptr, 10);
 }
 
-int64_t element_bytes(const Params& p) { return p.target_dtype == DSPARK_F32 ? 4 : 2; }
-
-// The largest power of two that fills the device with `work` teams, and leaves no CTA without a
-// segment.
-int32_t team_for(int64_t work, int32_t segments, const prim::DeviceLimits& device) {
-  const int64_t places = int64_t{kResident} * device.multiprocessors;
-  int32_t team = 1;
-  while (team < verify::kMaxTeam && 2 * team * work <= places && 2 * team <= segments) team *= 2;
-  if (device.major < 9) team = 1;
+int32_t team_of(int64_t work, int32_t segments, const prim::DeviceLimits& device) {
+  const int32_t team = verify::team_for(work, segments, device);
   const int64_t asked = asked_for("DSPARK_REJECTION_SAMPLER_TEAM", team);
   const bool can = asked == 1 || (device.major >= 9 && asked > 1 && asked <= verify::kMaxTeam &&
                                   (asked & (asked - 1)) == 0);
   return can ? static_cast<int32_t>(asked) : team;
 }
+
+int64_t element_bytes(const Params& p) { return p.target_dtype == DSPARK_F32 ? 4 : 2; }
 
 bool processes(const Params& p) {
   return p.token_mask != nullptr || p.logit_bias != nullptr || p.min_tokens_left != nullptr ||
@@ -69,7 +65,7 @@ void choose_memory(const Params& p, const prim::DeviceLimits& device, Plan* plan
 // A division into teams of this size.
 Plan divide(const Params& p, const prim::DeviceLimits& device, bool rows_at_once, int32_t team) {
   Plan plan{};
-  plan.segments = (p.vocab_size + kSegment - 1) / kSegment;
+  plan.segments = segments_of(p.vocab_size);
   plan.rows_at_once = rows_at_once ? 1 : 0;
   plan.team = team;
   plan.slice = (plan.segments + team - 1) / team;
@@ -80,12 +76,12 @@ Plan divide(const Params& p, const prim::DeviceLimits& device, bool rows_at_once
 
 // Of a call whose rows have to be read, or are mostly known to the engine.
 Plan plan_for(const Params& p, const prim::DeviceLimits& device, bool told) {
-  const int32_t segments = (p.vocab_size + kSegment - 1) / kSegment;
   const int64_t rows = int64_t{p.num_requests} * (p.gamma + 1);
   // Teams of four for every row at once: worth it as long as they run together.
   const bool few = 4 * rows <= int64_t{kResident} * device.multiprocessors;
   const bool at_once = !told && asked_for("DSPARK_REJECTION_SAMPLER_ROWS", few ? 1 : 0) != 0;
-  return divide(p, device, at_once, team_for(at_once ? rows : p.num_requests, segments, device));
+  const int64_t work = at_once ? rows : p.num_requests;
+  return divide(p, device, at_once, team_of(work, segments_of(p.vocab_size), device));
 }
 
 size_t carve(const Params& p, const Plan& plan, char* base, verify::Work* work) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/families.h"
 #include "cuda/prim/launch.h"
+#include "cuda/rejection_sampler/team_size.h"
 #include "cuda/vocab_parallel/kernel.cuh"
 
 namespace dspark::cuda {
@@ -9,21 +10,10 @@ namespace {
 using Params = dspark_vocab_parallel_params;
 using shards::Args;
 
-constexpr int kResident = 2;  // CTAs of a multiprocessor (the kernels' launch bounds)
-
-// The largest power of two that fills the device with `work` teams, and leaves no CTA without a
-// segment.
-int32_t team_for(int64_t work, int32_t segments, const prim::DeviceLimits& device) {
-  const int64_t places = int64_t{kResident} * device.multiprocessors;
-  int32_t team = 1;
-  while (team < verify::kMaxTeam && 2 * team * work <= places && 2 * team <= segments) team *= 2;
-  return device.major < 9 ? 1 : team;
-}
-
 int64_t rows_of(const Params& v) { return int64_t{v.call.num_requests} * (v.call.gamma + 1); }
-int32_t segments_of(const Params& v) { return (v.call.vocab_size + kSegment - 1) / kSegment; }
 size_t stats_bytes(const Params& v) {
-  const size_t numbers = verify::kStats * static_cast<size_t>(segments_of(v)) * sizeof(float);
+  const size_t numbers =
+      verify::kStats * static_cast<size_t>(segments_of(v.call.vocab_size)) * sizeof(float);
   return (static_cast<size_t>(rows_of(v)) * numbers + 255) / 256 * 256;
 }
 
@@ -47,10 +37,10 @@ dspark_status start(const char* name, Kernel* kernel, const Params& v, int64_t w
   prim::DeviceLimits device;
   const dspark_status limits = prim::device_limits(&device);
   if (limits.code != DSPARK_OK) return limits;
-  Args args{v, shard::place_of(v), 1, segments_of(v), 0, nullptr, nullptr};
+  Args args{v, shard::place_of(v), 1, segments_of(v.call.vocab_size), 0, nullptr, nullptr};
   args.stats = static_cast<float*>(scratch);
   args.ids = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + stats_bytes(v));
-  const int32_t team = team_for(work, args.segments, device);
+  const int32_t team = verify::team_for(work, args.segments, device);
   const dspark_status status = start_teams(name, kernel, args, team, work, stream);
   if (status.code != DSPARK_UNSUPPORTED || team == 1) return status;
   // A part of a device may hold no cluster: the same work for CTAs alone.
@@ -76,7 +66,7 @@ dspark_status vocab_parallel_draw(const Params& v, void* scratch, void* stream) 
 dspark_status vocab_parallel_finish(const Params& v, void* scratch, void* stream) {
   (void)scratch;
   if (v.call.num_requests == 0) return ok_status();
-  const Args args{v, shard::place_of(v), 1, segments_of(v), 0, nullptr, nullptr};
+  const Args args{v, shard::place_of(v), 1, segments_of(v.call.vocab_size), 0, nullptr, nullptr};
   prim::LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>((v.call.num_requests + shards::kFinishThreads - 1) /
                                            shards::kFinishThreads));
