@@ -139,6 +139,62 @@ const Case kBoxesF16("boxes_f16", 90, kMatrixRows* kPitch, kBoxesOut,
 const Case kBoxesI8("boxes_i8", 90, kMatrixRows* kPitch, kBoxesOut,
                     &run_boxes<prim::TensorType::kI8>);
 
+// ---- tensor copies of four dimensions. in: 3 pages of 2 heads of 24 rows, rows further apart than
+// heads and pages not a multiple of rows apart. out: the raw shared memory of 3 boxes of 16 rows,
+// each with all columns: inside, beyond the rows, beyond the heads
+
+constexpr int kPages = 3, kHeads = 2, kPageRows = 24, kCorners = 3;
+
+template <uint32_t kRowBytes>
+__global__ void pages(const __grid_constant__ prim::TensorMap map, int columns, uint32_t* out) {
+  constexpr int kBox = 16 * (kRowBytes < 128 ? kRowBytes : 128), kAll = 16 * kRowBytes;
+  DSPARK_DYNAMIC_SHARED(memory);
+  __shared__ uint64_t barrier;
+  if (threadIdx.x == 0) {
+    prim::mbarrier_init(&barrier, 1);
+    prim::mbarrier_init_fence();
+    prim::mbarrier_expect(&barrier, kCorners * kAll);
+    for (int i = 0; i < kCorners; ++i) {
+      for (int x = 0; x < kAll / kBox; ++x) {
+        prim::tensor_load_4d(memory + i * kAll + x * kBox, map, &barrier, x * columns, i * 12, i,
+                             2 - i, prim::CacheHint::kEvictFirst);
+      }
+    }
+  }
+  __syncthreads();
+  prim::mbarrier_wait(&barrier, 0);
+  for (unsigned i = threadIdx.x; i < kCorners * kAll / 4; i += blockDim.x) {
+    out[i] = reinterpret_cast<const uint32_t*>(memory)[i];
+  }
+}
+
+template <prim::TensorType kType, uint32_t kRowBytes>
+dspark_status run_pages(const uint32_t* in, uint32_t* out, void* stream) {
+  constexpr uint32_t kElement = prim::tensor_element_bytes(kType);
+  prim::TensorMap map;
+  const dspark_status made = prim::make_tensor_map_4d(
+      &map, kType, in, {kRowBytes / kElement, kPageRows, kHeads, kPages},
+      {kHeads * kRowBytes, kRowBytes, kPageRows * kHeads * kRowBytes + 16}, 16);
+  if (made.code != DSPARK_OK) return made;
+  prim::LaunchConfig config;
+  config.grid = dim3(1);
+  config.block = dim3(64);
+  config.shared_bytes = kCorners * 16 * kRowBytes;
+  config.stream = stream;
+  return prim::launch("pages", &pages<kRowBytes>, config, map, static_cast<int>(128 / kElement),
+                      out);
+}
+
+template <prim::TensorType kType, uint32_t kRowBytes>
+struct PagesCase : Case {
+  explicit PagesCase(const char* name)
+      : Case(name, 90, kPages * (kPageRows * kHeads * kRowBytes + 16), kCorners * 16 * kRowBytes,
+             &run_pages<kType, kRowBytes>) {}
+};
+const PagesCase<prim::TensorType::kBf16, 256> kPagesBf16("pages_bf16_256");
+const PagesCase<prim::TensorType::kF16, 128> kPagesF16("pages_f16_128");
+const PagesCase<prim::TensorType::kI8, 64> kPagesI8("pages_i8_64");
+
 // ---- bulk copies through a ring of two stages, a warp that copies and one that reads
 
 __global__ void bulk_ring(const uint32_t* in, uint32_t* out) {

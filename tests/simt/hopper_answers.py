@@ -62,6 +62,20 @@ def boxes(words: Array) -> Array:
     return out.reshape(-1).view(U32)
 
 
+def pages(row_bytes: int, words: Array) -> Array:
+    """Three boxes of 16 rows, all columns of each in turn: at row 12 i, head i, page 2 - i."""
+    cache = np.zeros((3, 48, 3, row_bytes), np.uint8)  # page, row, head: zeros beyond 24 and 2
+    flat = words.view(np.uint8).reshape(3, -1)[:, : 48 * row_bytes]
+    cache[:, :24, :2] = flat.reshape(3, 24, 2, row_bytes)
+    width = min(row_bytes, 128)
+    out = np.zeros((3, row_bytes // width, 16, width // 16, 16), np.uint8)
+    for box, column, row in np.ndindex(out.shape[:3]):
+        bytes_ = cache[2 - box, 12 * box + row, box, column * width :][:width]
+        order = np.arange(8) ^ row % 8 if width == 128 else np.arange(4) ^ row // 2 % 4
+        out[box, column, row, order] = bytes_.reshape(-1, 16)
+    return out.reshape(-1).view(U32)
+
+
 def bulk_ring(words: Array) -> Array:
     return np.ascontiguousarray(words.reshape(8, 64)[:, ::-1]).reshape(-1)
 
@@ -82,6 +96,10 @@ PRODUCTS = {f"wgmma_{kind}_{n}": kind for kind in ("bf16", "f16", "s8") for n in
 ANSWERS: dict[str, Callable[[Array], Array]] = {
     **{name: lambda words, kind=kind: product(kind, words) for name, kind in PRODUCTS.items()},
     **dict.fromkeys(("boxes_bf16", "boxes_f16", "boxes_i8"), boxes),
+    **{
+        f"pages_{kind}_{size}": lambda words, size=size: pages(size, words)
+        for kind, size in (("bf16", 256), ("f16", 128), ("i8", 64))
+    },
     "bulk_ring": bulk_ring,
     "neighbours": neighbours,
 }

@@ -29,22 +29,36 @@ enum class CacheHint {
 /// Element type of a tensor map.
 enum class TensorType { kBf16, kF16, kI8 };
 
+constexpr uint32_t tensor_element_bytes(TensorType type) { return type == TensorType::kI8 ? 1 : 2; }
+
 /// A row-major matrix in global memory as the copy engine sees it, cut into boxes of `box_rows`
-/// rows by 128 bytes. A kernel takes it by value, as `const __grid_constant__ TensorMap`.
+/// rows by 128 bytes; or an array of four dimensions, whose boxes lie in the first two. A kernel
+/// takes it by value, as `const __grid_constant__ TensorMap` or in such a structure.
 /// In shared memory a box has rows of 128 bytes whose 16-byte pieces are swizzled: piece p of row i
-/// lies at p ^ (i & 7), the layout that wgmma reads without bank conflicts.
+/// lies at p ^ (i & 7), the layout that wgmma reads without bank conflicts. In an array of four
+/// dimensions whose innermost has 64 bytes the rows of a box have them too, and piece p of row i
+/// lies at p ^ (i >> 1 & 3).
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
-constexpr int kBoxRowBytes = 128;    ///< bytes of a box's row: the width of the swizzle
-constexpr int kBoxAlignment = 1024;  ///< of a box in shared memory: one period of the swizzle
+constexpr int kBoxRowBytes = 128;       ///< bytes of a box's row: the width of the swizzle
+constexpr int kNarrowBoxRowBytes = 64;  ///< of rows that are not longer
+constexpr int kBoxAlignment = 1024;     ///< of a box in shared memory: one period of the swizzle
 
 /// Host: describe `rows` x `columns` elements at `data`, `row_bytes` apart. `data` must be a
 /// multiple of 16, `row_bytes` too and below 2^40, `box_rows` 1..256. DSPARK_UNSUPPORTED when the
 /// matrix cannot be described, DSPARK_CUDA_ERROR when the driver has no such call.
 dspark_status make_tensor_map_2d(TensorMap* map, TensorType type, const void* data, uint64_t rows,
                                  uint64_t columns, uint64_t row_bytes, uint32_t box_rows);
+
+/// Host: describe an array of `sizes` elements (innermost first), `strides` bytes apart in the
+/// second, third and fourth dimension, in any order, at `data`. A box is `box_rows` of the second
+/// dimension (1..256) by 128 bytes of the first, or by all of it if that is 64 bytes. `data` and
+/// strides must be multiples of 16, strides below 2^40. Errors as for a matrix.
+dspark_status make_tensor_map_4d(TensorMap* map, TensorType type, const void* data,
+                                 const uint64_t (&sizes)[4], const uint64_t (&strides)[3],
+                                 uint32_t box_rows);
 
 }  // namespace dspark::prim
 
@@ -101,6 +115,17 @@ __device__ __forceinline__ void tensor_load_2d(void* shared, const TensorMap& ma
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(cache_policy(hint)) : "memory");
+}
+
+/// The same for the box at `x` of the first dimension, `y` of the second, in `z` and `w`.
+__device__ __forceinline__ void tensor_load_4d(void* shared, const TensorMap& map,
+                                               uint64_t* barrier, int32_t x, int32_t y, int32_t z,
+                                               int32_t w, CacheHint hint) {
+  DSPARK_ASM_SM90(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)),
+      "l"(cache_policy(hint)) : "memory");
 }
 
 /// Order this thread's ordinary accesses to shared memory before later ones of the async proxy

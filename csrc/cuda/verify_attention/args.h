@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "core/macros.h"
+#include "cuda/prim/bulk.h"
 #include "dspark/verify_attention.h"
 
 namespace dspark::cuda::attention {
@@ -17,6 +18,7 @@ using Params = dspark_verify_attention_params;
 
 constexpr int kMaxGrid = 1024;    // CTAs of one launch
 constexpr int kSplitKeys = 1024;  // of a split, when the bytes must not depend on the batch
+constexpr int kBoxRows = 16;      // of a page, in a bulk copy
 
 /// How a launch is cut: a pure function of the sizes and the device (config.h).
 struct Config {
@@ -35,6 +37,7 @@ struct Config {
   bool invariant;         // every unit has a softmax of its own
   bool cooperative;       // all CTAs run at once and may wait for each other
   bool vectors;           // q can be read, and out written, in vectors
+  bool bulk;              // Args::keys and Args::values describe the caches (maps.h)
   uint32_t shared_bytes;
 };
 
@@ -52,6 +55,7 @@ struct Args {
   Params p;
   Config config;
   Workspace work;
+  prim::TensorMap keys, values;
 };
 
 /// A slot: two sets of (maximum, sum) [rows], a word that is not 0 for bad pages, values [rows,

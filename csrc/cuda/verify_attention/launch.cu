@@ -7,6 +7,7 @@
 #include "cuda/prim/launch.h"
 #include "cuda/verify_attention/config.h"
 #include "cuda/verify_attention/kernel.cuh"
+#include "cuda/verify_attention/maps.h"
 #include "cuda/verify_attention/tile_plain.cuh"
 
 namespace dspark::cuda {
@@ -81,7 +82,8 @@ dspark_status verify_attention(const Params& p, void* scratch, void* stream) {
   if (status.code != DSPARK_OK) return status;
   if (!mma && !choose_plain(choice, p, device, kHeaderBytes, &status)) return too_large(p, device);
   if (status.code != DSPARK_OK) return status;
-  Args args{p, choice.config, carve(choice.config, scratch)};
+  Args args{p, choice.config, carve(choice.config, scratch), {}, {}};
+  args.config.bulk = mma && describe_caches(args, device);
   args.config.vectors =
       aligned(p.out) && multiple(p.head_dim, 4) &&
       (!mma || (aligned(p.q) && multiple(p.q_token_stride, 8) && multiple(p.q_head_stride, 8)));
