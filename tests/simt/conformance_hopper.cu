@@ -87,6 +87,64 @@ const ProductCase<kS8, 32> kS8x32("wgmma_s8_32");
 const ProductCase<kS8, 64> kS8x64("wgmma_s8_64");
 const ProductCase<kS8, 128> kS8x128("wgmma_s8_128");
 
+// ---- wgmma with A in registers. in: A [64, 64], B [64, N] in tiles of 64 columns, all in rows of
+// 128 bytes; out: 2 A B, the first product not added to d
+
+template <Type kType, int N>
+__global__ void __launch_bounds__(128) product_registers(const uint32_t* in, uint32_t* out) {
+  DSPARK_DYNAMIC_SHARED(memory);
+  store_swizzled(in + 64 * kWords, memory, N);
+  prim::fence_proxy_async();
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  uint32_t a[4][4];
+  for (int k = 0; k < 4; ++k) {
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + i % 2 * 8;
+      a[k][i] = in[row * kWords + k * 8 + i / 2 * 4 + lane % 4];
+    }
+  }
+  float d[N / 2];
+  for (int i = 0; i < N / 2; ++i) d[i] = 1000.0f;
+  const uint64_t b = prim::wgmma_descriptor_mn(memory, 64 * 128);
+  prim::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < 8; ++k) {
+    const uint64_t bk = prim::wgmma_advance(b, k % 4 * 2048);
+    if constexpr (kType == kBf16) prim::wgmma_bf16<N>(d, a[k % 4], bk, k > 0);
+    if constexpr (kType == kF16) prim::wgmma_f16<N>(d, a[k % 4], bk, k > 0);
+  }
+  prim::wgmma_commit();
+  prim::wgmma_wait<0>();
+  prim::wgmma_hold(d);
+  for (int i = 0; i < N / 2; ++i) {
+    const int row = 16 * warp + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    reinterpret_cast<float*>(out)[row * N + column] = d[i];
+  }
+}
+
+template <Type kType, int N>
+dspark_status run_product_registers(const uint32_t* in, uint32_t* out, void* stream) {
+  prim::LaunchConfig config;
+  config.grid = dim3(1);
+  config.block = dim3(128);
+  config.shared_bytes = N * 128;
+  config.stream = stream;
+  return prim::launch("wgmma", &product_registers<kType, N>, config, in, out);
+}
+
+template <Type kType, int N>
+struct RegistersCase : Case {
+  explicit RegistersCase(const char* name)
+      : Case(name, 90, (64 + N) * 128, 64 * N * 4, &run_product_registers<kType, N>) {}
+};
+const RegistersCase<kBf16, 64> kRegistersBf16x64("wgmma_registers_bf16_64");
+const RegistersCase<kBf16, 128> kRegistersBf16x128("wgmma_registers_bf16_128");
+const RegistersCase<kBf16, 256> kRegistersBf16x256("wgmma_registers_bf16_256");
+const RegistersCase<kF16, 64> kRegistersF16x64("wgmma_registers_f16_64");
+const RegistersCase<kF16, 128> kRegistersF16x128("wgmma_registers_f16_128");
+const RegistersCase<kF16, 256> kRegistersF16x256("wgmma_registers_f16_256");
+
 // ---- tensor copies. in: a matrix of 50 rows, 160 bytes apart, 144 of them described. out: the raw
 // shared memory of four boxes of 32 rows, the last of them beyond two edges of the matrix
 

@@ -23,16 +23,25 @@ def values(kind: str, words: Array) -> Array:
     return words.view(np.int8).astype(np.int64).reshape(-1, 128)
 
 
+def operands(kind: str, words: Array) -> tuple[Array, Array]:
+    """A [64, K] and B [K, N] of a product."""
+    name, _, registers = kind.partition("-")
+    rows = values(name, words)
+    if not registers:
+        return rows[:64], rows[64:].T
+    return rows[:64], rows[64:].reshape(-1, 64, 64).transpose(1, 0, 2).reshape(64, -1)
+
+
 def product(kind: str, words: Array) -> Array:
-    rows = values(kind, words)
-    return 2 * rows[:64] @ rows[64:].T
+    a, b = operands(kind, words)
+    return 2 * a @ b
 
 
 def product_inputs(kind: str, rng: np.random.Generator, count: int) -> Array:
-    if kind == "bf16":
+    if kind.startswith("bf16"):
         bits = rng.normal(0, 1, 2 * count).astype(np.float32).view(U32) >> 16
         return np.ascontiguousarray(bits.astype(np.uint16)).view(U32)
-    if kind == "f16":
+    if kind.startswith("f16"):
         return rng.normal(0, 1, 2 * count).astype(np.float16).view(U32)
     return rng.integers(0, 2**32, count, dtype=U32)
 
@@ -42,8 +51,8 @@ def check_product(kind: str, words: Array, out: Array) -> None:
     if kind == "s8":
         np.testing.assert_array_equal(out.view(np.int32).reshape(expected.shape), expected)
         return
-    rows = np.abs(values(kind, words))
-    size = 2 * rows[:64] @ rows[64:].T
+    a, b = operands(kind, words)
+    size = 2 * np.abs(a) @ np.abs(b)
     # 128 products; tensor cores may keep 2 bits less than float32 of the largest summand.
     got = out.view(np.float32).reshape(expected.shape)
     np.testing.assert_array_less(np.abs(got - expected), size * 128 * 2.0**-22)
@@ -92,7 +101,11 @@ def neighbours(words: Array) -> Array:
     return out.reshape(-1)
 
 
-PRODUCTS = {f"wgmma_{kind}_{n}": kind for kind in ("bf16", "f16", "s8") for n in COLUMNS}
+PRODUCTS = {f"wgmma_{kind}_{n}": kind for kind in ("bf16", "f16", "s8") for n in COLUMNS} | {
+    f"wgmma_registers_{kind}_{n}": f"{kind}-registers"
+    for kind in ("bf16", "f16")
+    for n in (64, 128, 256)
+}
 ANSWERS: dict[str, Callable[[Array], Array]] = {
     **{name: lambda words, kind=kind: product(kind, words) for name, kind in PRODUCTS.items()},
     **dict.fromkeys(("boxes_bf16", "boxes_f16", "boxes_i8"), boxes),

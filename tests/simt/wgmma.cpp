@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWarpRows = 16;
 constexpr int kRowBytes = 32;  // of A and B that one instruction reads: 16 or 32 elements
-constexpr int kMaximumColumns = 128;
+constexpr int kMaximumColumns = 256;
 constexpr int kMaximumDepth = 32;
 
 /// Accumulators between the issue of their first wgmma and the wait for their last.
@@ -79,7 +79,8 @@ Queue& queue_of(const Thread* thread) { return block_state<TensorCores>().queues
 
 bool same(const Wgmma& a, const Wgmma& b) {
   return a.type == b.type && a.columns == b.columns && a.desc_a == b.desc_a &&
-         a.desc_b == b.desc_b && a.accumulate == b.accumulate;
+         a.desc_b == b.desc_b && a.accumulate == b.accumulate &&
+         (a.a == nullptr) == (b.a == nullptr);
 }
 
 /// Compare with what the other warps of the warpgroup issued in this place.
@@ -98,27 +99,32 @@ void agree(unsigned warp, const Wgmma& operation) {
   }
 }
 
-/// The 32 bytes that an instruction reads of an operand's row.
-void read_row(uint64_t descriptor, int row, const check::AgentPtr& reader, Site site,
-              char (&bytes)[kRowBytes]) {
-  const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
-  const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
-  if (descriptor >> 62 != 1 || (start & 1023) > 128 - kRowBytes) {
+/// Where an operand's bytes lie, from its descriptor.
+struct Operand {
+  uint32_t start, leading, stride;
+
+  Operand(uint64_t descriptor, uint32_t most_inside, Site site)
+      : start(static_cast<uint32_t>(descriptor & 0x3fff) << 4),
+        leading(static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4),
+        stride(static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4) {
+    if (descriptor >> 62 == 1 && (start & 1023) <= most_inside) return;
     fail(site, "wgmma: operand 0x%llx is no 128-byte swizzled tile at a multiple of 1024",
          static_cast<unsigned long long>(descriptor));
   }
-  const unsigned r = static_cast<unsigned>(row);
-  for (uint32_t piece = 0; piece < kRowBytes; piece += 16) {
-    uint32_t offset = start + r / 8 * stride + r % 8 * 128 + piece;
+
+  /// Sixteen bytes of row `row` of 128 bytes.
+  void read(uint32_t from, unsigned row, uint32_t byte, const check::AgentPtr& reader, Site site,
+            char* bytes) const {
+    uint32_t offset = from + row / 8 * stride + row % 8 * 128 + byte;
     offset ^= (offset >> 7 & 7u) << 4;
     const void* source = shared_pointer(offset);
     check::access(reader, source, 16, false, site);
     proxy_async_access(source, 16, "wgmma", site);
-    memcpy(bytes + piece, source, 16);
+    memcpy(bytes, source, 16);
   }
-}
+};
 
-double element(MatrixType type, const char (&bytes)[kRowBytes], int i) {
+double element(MatrixType type, const char* bytes, int i) {
   if (type == MatrixType::kS8) return static_cast<signed char>(bytes[i]);
   uint16_t half;
   memcpy(&half, bytes + 2 * i, sizeof half);
@@ -134,20 +140,64 @@ uint32_t add(MatrixType type, double sum, uint32_t old) {
   return std::bit_cast<uint32_t>(static_cast<float>(sum + std::bit_cast<float>(old)));
 }
 
-/// The part of one warp: `lanes` have the same operation at hand.
-void multiply(Thread* const* lanes, const Wgmma& operation, uint32_t* const (&values)[32]) {
+/// Rows from `first` on of a K-major operand: 32 bytes of each.
+void read_rows(uint64_t descriptor, const Wgmma& operation, const check::AgentPtr& reader,
+               int first, int rows, double (*to)[kMaximumDepth]) {
+  const Operand operand(descriptor, 128 - kRowBytes, operation.site);
+  char bytes[kRowBytes];
+  for (int row = 0; row < rows; ++row) {
+    for (uint32_t piece = 0; piece < kRowBytes; piece += 16) {
+      operand.read(operand.start, static_cast<unsigned>(first + row), piece, reader, operation.site,
+                   bytes + piece);
+    }
+    for (int i = 0; i < depth(operation.type); ++i) {
+      to[row][i] = element(operation.type, bytes, i);
+    }
+  }
+}
+
+/// An MN-major B: 16 rows of K, tiles of 64 columns.
+void read_columns(const Wgmma& operation, const check::AgentPtr& reader, TensorCores& cores) {
+  const Operand operand(operation.desc_b, 0, operation.site);
+  char bytes[16];
+  for (int k = 0; k < 16; ++k) {
+    for (int column = 0; column < operation.columns; column += 8) {
+      const uint32_t tile = static_cast<uint32_t>(column / 64);
+      operand.read(operand.start + tile * operand.leading, static_cast<unsigned>(k),
+                   static_cast<uint32_t>(column % 64 * 2), reader, operation.site, bytes);
+      for (int i = 0; i < 8; ++i) cores.b[column + i][k] = element(operation.type, bytes, i);
+    }
+  }
+}
+
+/// A of the lanes' registers, which nobody may have changed since.
+void read_registers(Thread* const* lanes, size_t place, TensorCores& cores) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const Wgmma& operation = queue_of(lanes[lane]).groups.front()[place];
+    if (memcmp(operation.a, operation.a_then, sizeof operation.a_then) != 0) {
+      fail(operation.site, "wgmma: registers of A have changed before the wait");
+    }
+    for (int i = 0; i < 8; ++i) {
+      const int row = lane / 4 + i / 2 % 2 * 8, column = lane % 4 * 2 + i % 2 + i / 4 * 8;
+      const char* pair = reinterpret_cast<const char*>(&operation.a_then[i / 2]);
+      cores.a[row][column] = element(operation.type, pair, i % 2);
+    }
+  }
+}
+
+/// The part of one warp: `lanes` have the same operation at hand, number `place` of its group.
+void multiply(Thread* const* lanes, const Wgmma& operation, size_t place,
+              uint32_t* const (&values)[32]) {
   const int k = depth(operation.type);
   TensorCores& cores = block_state<TensorCores>();
   const check::AgentPtr& reader = cores.readers[lanes[0]->warp].groups.front();
-  char bytes[kRowBytes];
-  const int first_row = static_cast<int>(lanes[0]->warp % 4) * kWarpRows;
-  for (int row = 0; row < kWarpRows; ++row) {
-    read_row(operation.desc_a, first_row + row, reader, operation.site, bytes);
-    for (int i = 0; i < k; ++i) cores.a[row][i] = element(operation.type, bytes, i);
-  }
-  for (int column = 0; column < operation.columns; ++column) {
-    read_row(operation.desc_b, column, reader, operation.site, bytes);
-    for (int i = 0; i < k; ++i) cores.b[column][i] = element(operation.type, bytes, i);
+  if (operation.a != nullptr) {
+    read_registers(lanes, place, cores);
+    read_columns(operation, reader, cores);
+  } else {
+    const int first_row = static_cast<int>(lanes[0]->warp % 4) * kWarpRows;
+    read_rows(operation.desc_a, operation, reader, first_row, kWarpRows, cores.a);
+    read_rows(operation.desc_b, operation, reader, 0, operation.columns, cores.b);
   }
   for (int lane = 0; lane < 32; ++lane) {
     for (int d = 0; d < operation.columns / 2; ++d) {
@@ -174,7 +224,7 @@ void retire_one(Thread* const* lanes, size_t i) {
     values[lane] = queue.accumulators.at(operation.d).values.data();
   }
   agree(lanes[0]->warp, first);
-  multiply(lanes, first, values);
+  multiply(lanes, first, i, values);
   for (int lane = 0; lane < 32; ++lane) {
     Queue& queue = queue_of(lanes[lane]);
     void* d = queue.groups.front()[i].d;
@@ -227,6 +277,9 @@ void wgmma_issue(const Wgmma& operation) {
          "wgmma: accumulators of another shape are under way in the same registers");
   }
   queue.open.push_back(operation);
+  if (operation.a != nullptr) {
+    memcpy(queue.open.back().a_then, operation.a, sizeof operation.a_then);
+  }
   Readers& readers = block_state<TensorCores>().readers[thread->warp];
   if (thread->linear % 32 == 0 && queue.open.size() == 1) readers.open = check::start_agent();
 }
@@ -259,12 +312,17 @@ void wgmma_hold(const void* d, Site site) {
   if (queue.accumulators.count(const_cast<void*>(d)) != 0) {
     fail(site, "wgmma_hold: the accumulators are still under way");
   }
+  for (const auto& group : queue.groups) {
+    for (const Wgmma& operation : group) {
+      if (operation.a == d) fail(site, "wgmma_hold: the registers of A are still being read");
+    }
+  }
 }
 
-uint64_t wgmma_descriptor(const void* tile, Site site) {
+uint64_t wgmma_descriptor(const void* tile, uint32_t leading_bytes, Site site) {
   const uint32_t offset = shared_offset(tile);
   if (offset % 1024 != 0) fail(site, "wgmma: the tile at 0x%x is no multiple of 1024", offset);
-  return (offset & 0x3ffffu) >> 4 | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+  return (offset & 0x3ffffu) >> 4 | uint64_t{leading_bytes >> 4} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
 }
 

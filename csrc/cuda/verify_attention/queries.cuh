@@ -5,10 +5,9 @@
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_QUERIES_CUH_
 #define DSPARK_CUDA_VERIFY_ATTENTION_QUERIES_CUH_
 
-#include "cuda/prim/thread.h"
 #include "cuda/verify_attention/elements.h"
-#include "cuda/verify_attention/results.cuh"
 #include "cuda/verify_attention/ring.cuh"
+#include "cuda/verify_attention/tile_rows.cuh"
 
 namespace dspark::cuda::attention {
 
@@ -52,13 +51,6 @@ class MmaQueries {
         row_group_(threadIdx.x / 32 / kKeyGroups),
         queries_(memory) {}
 
-  // What all threads know of the tile.
-  struct State {
-    int2 all_see;  // keys that all rows see
-    float scale;   // of the scores, the keys' own included
-    int32_t rows;
-  };
-
   // Shared memory behind the queries. The four rings, after a part the sums, [rows][kValuePitch];
   // (maximum, sum) by key group and in total; keys that a row sees; factors of its scores.
   __device__ int32_t all_rows() const { return args_.config.row_groups * Sizes::kGroupRows; }
@@ -70,7 +62,9 @@ class MmaQueries {
     return reinterpret_cast<int2*>(softmax() + (kKeyGroups + 1) * all_rows());
   }
   __device__ float* factors() const { return reinterpret_cast<float*>(ranges() + all_rows()); }
-  __device__ State* state() const { return reinterpret_cast<State*>(factors() + all_rows()); }
+  __device__ TileState* state() const {
+    return reinterpret_cast<TileState*>(factors() + all_rows());
+  }
 
   // Keys that row g + 8 h of tile m sees; none for rows that do not exist.
   __device__ __forceinline__ int2 range_of(int m, int h) const {
@@ -87,13 +81,10 @@ class MmaQueries {
     // kDim / 8 lanes have a row of it, so whole warps have whole rows.
     for (int32_t i = prim::thread_index(); i < rows * (kDim / 8); i += blockDim.x) {
       const int32_t row = i / (kDim / 8), d = i % (kDim / 8) * 8;
-      const int32_t m = t.row + row;
       uint4 words = make_uint4(0, 0, 0, 0);
       if (row < t.rows) {
-        const int32_t token = m / group;
-        const int64_t at = (t.q.first + token) * p_.q_token_stride +
-                           (t.head * group + m - token * group) * p_.q_head_stride + d;
-        words = load_eight(static_cast<const uint16_t*>(p_.q) + at);
+        const int64_t at = query_offset(p_, t, row, group) + d;
+        words = load_eight(static_cast<const uint16_t*>(p_.q) + at, args_.config.vectors);
       }
       unsigned char* to = queries_ + row * Sizes::kQueryPitch;
       if constexpr (Element::kBytes == 1) {
@@ -102,29 +93,12 @@ class MmaQueries {
         *reinterpret_cast<uint4*>(to + d * 2) = words;
       }
     }
-    for (int32_t row = prim::thread_index(); row < t.rows; row += blockDim.x) {
-      const int32_t token = (t.row + row) / group;
-      ranges()[row] = make_int2(t.q.low(p_, token), t.q.high(p_, token));
-    }
-    if (prim::thread_index() == 0) {
-      const int32_t last = (t.row + t.rows - 1) / group;
-      state()->all_see = make_int2(t.q.low(p_, last), t.q.high(p_, t.row / group));
-      state()->scale = p_.scale * kv_scale(p_.k_scale, p_.k_scale_stride, t.head);
-      state()->rows = t.rows;
-    }
+    describe_rows(p_, t, ranges(), *state());
     const int32_t mine = t.rows - row_group_ * Sizes::kGroupRows;
     tiles_ = mine <= 0 ? 0 : mine >= Sizes::kGroupRows ? Sizes::kTiles : (mine + 15) / 16;
   }
 
  private:
-  __device__ uint4 load_eight(const uint16_t* from) const {
-    if (args_.config.vectors) return *reinterpret_cast<const uint4*>(from);
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = from[2 * i] | static_cast<uint32_t>(from[2 * i + 1]) << 16;
-    return make_uint4(w[0], w[1], w[2], w[3]);
-  }
-
   // Eight elements of a query as binary16 for one-byte keys. The row is scaled by a power of two so
   // that its largest element is near 2^14: bf16 has a wider range, and what then is too small to be
   // exact is too small to matter. Columns in the order in which keys come out of ldmatrix: 4t, 4t +

@@ -15,10 +15,6 @@
 // without rows are left out. Twice as many rows take a second set of four warps, which share
 // the rings of the first. Arithmetic beside the products is little: the sums are rescaled only
 // when a maximum has risen, and masks are applied only to steps that some row sees in part.
-//
-// Values that a row does not see have weight 0, but 0 times an infinity or NaN is NaN. So a step
-// that is masked and has such a value (poisoned) is multiplied without it, and the rows that do see
-// it get it at the end.
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_TILE_MMA_CUH_
 #define DSPARK_CUDA_VERIFY_ATTENTION_TILE_MMA_CUH_
 
@@ -60,7 +56,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
       const unsigned char* slot = ring.turn(h >= 0);
       if (h < 0) continue;
       const int32_t key = ring.key(h);
-      const bool masked = key < state()->all_see.x || key > state()->all_see.y - kKeys;
+      const bool masked = state()->masks(key, kKeys);
       if (h % 2 == 0) {
         multiply_keys(slot, weights.score);
         scale(weights.score);
@@ -75,7 +71,10 @@ class MmaTile : public MmaQueries<Element, kDim> {
     }
     TheRing::drain();
     const bool bad = merge(sums, ring.bad());
-    if (__syncthreads_or(any_poison)) add_poison(t, from, to);
+    if (__syncthreads_or(any_poison)) {
+      add_poison(p_, t, from, to, kKeys, *state(), ranges(), reinterpret_cast<float*>(rings()),
+                 Sizes::kValuePitch);
+    }
     return bad;
   }
 
@@ -166,26 +165,23 @@ class MmaTile : public MmaQueries<Element, kDim> {
 
   // Scores in units of log 2.
   __device__ __forceinline__ void scale(float (&score)[kTiles][kScoreTiles][4]) const {
-    const bool capped = p_.soft_cap > 0.0f;
-    const float base = state()->scale * (capped ? 2.0f / p_.soft_cap : 1.0f) * kLog2OfE;
-    const float cap = p_.soft_cap * kLog2OfE;
+    const Scores scores(p_, state()->scale);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if (m >= tiles_) continue;
-      float factor[2] = {base, base};
+      float factor[2] = {scores.factor, scores.factor};
       if constexpr (Element::kBytes == 1) {
         const float* own =
             factors() + row_group_ * Sizes::kGroupRows + m * 16 + threadIdx.x % 32 / 4;
-        factor[0] = base * own[0];
-        factor[1] = base * own[8];
+        factor[0] *= own[0];
+        factor[1] *= own[8];
       }
 #pragma unroll
       for (int n = 0; n < kScoreTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& x = score[m][n][e];
-          x *= factor[e / 2];
-          if (capped) x = cap - 2.0f * cap * prim::reciprocal_approx(1.0f + prim::exp2_approx(x));
+          x = scores.of(x, factor[e / 2]);
         }
       }
     }
@@ -225,19 +221,16 @@ class MmaTile : public MmaQueries<Element, kDim> {
         for (int n = 0; n < kScoreTiles; ++n) {
           max = fmaxf(max, fmaxf(w.score[m][n][2 * h], w.score[m][n][2 * h + 1]));
         }
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-        const float now = fmaxf(s.max[m][h], max), base = now == -kInfinity ? 0.0f : now;
-        risen |= now > s.max[m][h];
-        factor[h] = prim::exp2_approx(s.max[m][h] - base);
-        s.max[m][h] = now;
+        const Rise rise = raise(s.max[m][h], max);
+        risen |= rise.risen;
+        factor[h] = rise.factor;
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < kScoreTiles; ++n) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = w.score[m][n][2 * h + e];
-            x = prim::exp2_approx(x - base);
+            x = prim::exp2_approx(x - rise.base);
             sum += x;
           }
         }
@@ -259,13 +252,6 @@ class MmaTile : public MmaQueries<Element, kDim> {
         for (int e = 0; e < 4; ++e) s.value[m][n][e] *= factor[e / 2];
       }
     }
-  }
-
-  __device__ __forceinline__ uint32_t without_poison(uint32_t word) const {
-    const uint32_t low = element_.exponent(), high = low << 16;
-    if ((word & low) == low) word &= 0xffff0000u;
-    if ((word & high) == high) word &= 0xffffu;
-    return word;
   }
 
   // The B operands of 16 columns of the slot's values, tiles of 8 columns 2n and 2n + 1, for 16
@@ -299,7 +285,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
 #pragma unroll
         for (int i = 0; i < 4 * kKeySteps; ++i) {
           uint32_t& word = b[i / (2 * kKeySteps)][i / 2 % kKeySteps][i % 2];
-          word = without_poison(word);
+          word = without_poison(word, element_.exponent());
         }
       }
 #pragma unroll
@@ -316,7 +302,6 @@ class MmaTile : public MmaQueries<Element, kDim> {
 
   // Whether the slot holds an infinity or NaN.
   __device__ __forceinline__ bool has_poison(const unsigned char* values) const {
-    const uint32_t low = element_.exponent(), high = low << 16;
     bool found = false;
     for (int i = prim::thread_index() % 32; i < kKeys * TheRing::kPieces; i += 32) {
       const uint4 v = *reinterpret_cast<const uint4*>(
@@ -327,33 +312,11 @@ class MmaTile : public MmaQueries<Element, kDim> {
         if constexpr (Element::kBytes == 1) {
           found |= (((words[j] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
         } else {
-          found |= (words[j] & low) == low || (words[j] & high) == high;
+          found |= is_poison(words[j], element_.exponent());
         }
       }
     }
     return __any_sync(0xffffffffu, found) != 0;
-  }
-
-  // What multiply_values() has left out: infinities and NaN of masked steps, to the rows that see
-  // them. A weight does not change what comes of them. Whole CTA, behind merge().
-  __device__ void add_poison(const Tile& t, int32_t from, int32_t to) const {
-    for (int32_t key = from; key < to; ++key) {
-      const int32_t step = key / kKeys * kKeys;
-      if (step >= state()->all_see.x && step <= state()->all_see.y - kKeys) continue;
-      const int32_t page = p_.page_table[t.request * p_.page_table_stride + key / p_.page_size];
-      if (page < 0 || page >= p_.num_pages) continue;
-      const int64_t at =
-          page * p_.page_stride + key % p_.page_size * p_.row_stride + t.head * p_.head_stride;
-      for (int32_t d = prim::thread_index(); d < kDim; d += blockDim.x) {
-        const float v = load_kv(p_.v_cache, p_.cache_dtype, at + d);
-        if (v - v == 0.0f) continue;
-        for (int32_t row = 0; row < t.rows; ++row) {
-          if (key < ranges()[row].x || key >= ranges()[row].y) continue;
-          reinterpret_cast<float*>(rings())[row * Sizes::kValuePitch + d] += v;
-        }
-      }
-    }
-    __syncthreads();
   }
 
   // The four key groups' sums side by side where the rings were, and what each is worth.
