@@ -88,12 +88,11 @@ ALLOWED: dict[tuple[str, str, int], str] = {
         "__syncthreads();  // nobody adds a candidate before everybody has read the count",
         1,
     ): "fewer candidates than wanted are found in the last pass alone; kept as a promise",
-    **{
-        ("csrc/cuda/prefix_scheduler/requests.cuh", "__syncthreads();", nth): (
-            "the collectives that follow today have barriers of their own; kept as a promise"
-        )
-        for nth in (1, 2)
-    },
+    (
+        "csrc/cuda/rejection_sampler/team.cuh",
+        "__syncwarp();  // whole warps arrive",
+        1,
+    ): "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory",
 }
 
 

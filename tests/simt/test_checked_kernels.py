@@ -254,8 +254,45 @@ def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
     return run
 
 
-def vocab_parallel(rule: str, stored: bool) -> Callable[[], None]:
-    """Two ranks, the second with a broken last segment: scan, draw and finish of each."""
+def rejection_without_mass() -> None:
+    """A residual of nothing, and a row of nothing: its lowest allowed id is behind 256 words."""
+    vocab, allowed = 8200, 8195
+    logits = np.zeros((4, vocab), np.float16)
+    logits[2, allowed] = -np.inf
+    mask = np.full((4, -(-vocab // 32)), -1, np.int32)
+    mask[2] = 0
+    mask[2, allowed // 32] = 1 << allowed % 32
+    uniform = {
+        "draft_logits": np.zeros((2, 1, vocab), np.float16),
+        "draft_lse": np.full((2, 1), np.log(vocab) - 0.01, np.float32),
+        "draft_logit": np.full((2, 1), np.log(vocab) - 0.1, np.float32),  # says q = 0.9: rejected
+    }
+    one, two = (
+        dx.rejection_sample(
+            logits,
+            np.full((2, 1), 7),
+            draft_len=1,
+            cu_seqlens=np.array([0, 2, 4]),
+            seed=np.array([1, 2]),
+            position=5,
+            temperature=np.ones(2, np.float32),
+            token_mask=mask,
+            **uniform,
+            backend=b,
+        )
+        for b in ("cpu", "simt")
+    )
+    assert two.status[0] == dx.Status.ZERO_RESIDUAL
+    assert two.status[1] & dx.Status.EMPTY_SUPPORT and two.tokens[1].tolist() == [allowed, -1]
+    for name, value in vars(one).items():
+        if value is not None:
+            np.testing.assert_array_equal(getattr(two, name), value, name)
+
+
+def vocab_parallel(rule: str, law: str) -> Callable[[], None]:
+    """Two ranks, the second with a broken last segment: scan, draw and finish of each. The draft's
+    law is stored, a list of ids, or one-hot.
+    """
 
     def run() -> None:
         rng = np.random.default_rng(7)
@@ -264,10 +301,16 @@ def vocab_parallel(rule: str, stored: bool) -> Callable[[], None]:
         z = rng.normal(size=(requests, gamma, vocab)).astype(np.float32)
         drafts = rng.integers(0, vocab, (requests, gamma))
         logits = (rng.normal(size=(rows, vocab)) * 2).astype(np.float16)
-        law: dict[str, Any] = {}
-        if stored:
-            law["draft_lse"] = np.log(np.exp(z).sum(-1)).astype(np.float32)
-            law["draft_logit"] = np.take_along_axis(z, drafts[..., None], -1)[..., 0]
+        options: dict[str, Any] = {}
+        if law == "listed":
+            ids = np.sort(rng.choice(vocab, 40, replace=False)).astype(np.int32)
+            options["support_ids"] = ids = np.tile(ids, (requests, gamma, 1))
+            drafts = ids[..., 7].copy()
+            options["support_logits"] = z = np.take_along_axis(z, ids, -1)
+        if law != "one-hot":
+            column = np.full_like(drafts, 7) if law == "listed" else drafts
+            options["draft_lse"] = np.log(np.exp(z).sum(-1)).astype(np.float32)
+            options["draft_logit"] = np.take_along_axis(z, column[..., None], -1)[..., 0]
 
         def rank(k: int, backend: str) -> ShardedVerification:
             own = slice(sum(sizes[:k]), sum(sizes[: k + 1]))
@@ -282,9 +325,9 @@ def vocab_parallel(rule: str, stored: bool) -> Callable[[], None]:
                 temperature=np.float32([1.0, 0.7, 1.0]),
                 rule=rule,
                 stop_ids=[3, 9],
-                draft_logits=np.ascontiguousarray(z[..., own]) if stored else None,
+                draft_logits=np.ascontiguousarray(z[..., own]) if law == "stored" else None,
                 backend=backend,
-                **law,
+                **options,
             )
 
         results = []
@@ -351,10 +394,12 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "alone": rejection_sampler(2, TEAM="1", ROWS="0"),
         "team": rejection_sampler(5, TEAM="2", ROWS="0"),
         "all-rows": rejection_sampler(3, TEAM="2", ROWS="1"),
+        "without-mass": rejection_without_mass,
     },
     "vocab_parallel": {
-        "stored-law": vocab_parallel("token", stored=True),
-        "match": vocab_parallel("match", stored=False),
+        "stored-law": vocab_parallel("token", "stored"),
+        "listed-law": vocab_parallel("token", "listed"),
+        "match": vocab_parallel("match", "one-hot"),
     },
     "verify_attention": {
         "plain": verify_attention(torch.float32, torch.float32, 12),

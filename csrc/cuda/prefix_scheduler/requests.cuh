@@ -105,7 +105,7 @@ __device__ __forceinline__ uint64_t expected_tokens(const Params& p, const float
 }
 
 /// Raise length[r] towards goal(r), position-major, until `room` drafts more are admitted; what is
-/// left of the room. Ends with a barrier.
+/// left of the room. No barrier behind it: before the sort, a length is read by its writer alone.
 template <class Goal>
 __device__ __forceinline__ int64_t raise_lengths(const Params& p, const Goal& goal, int64_t room,
                                                  BlockScratch& scratch) {
@@ -120,7 +120,6 @@ __device__ __forceinline__ int64_t raise_lengths(const Params& p, const Goal& go
       const int32_t end = goal(r);
       if (end > p.length[r]) p.length[r] = end;
     });
-    __syncthreads();
     return room - wanted;
   }
   const int32_t tiles = (p.num_requests + kThreads - 1) / kThreads;
@@ -136,7 +135,6 @@ __device__ __forceinline__ int64_t raise_lengths(const Params& p, const Goal& go
       room -= total < room ? total : room;
     }
   }
-  __syncthreads();
   return room;
 }
 

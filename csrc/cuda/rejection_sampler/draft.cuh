@@ -101,7 +101,7 @@ __device__ __forceinline__ bool draft_logits(const DraftRow& draft, DraftWalk& w
     return true;
   }
   const int32_t first = s * kSegment, limit = first + kSegment;
-  __syncwarp();
+  // A lane clears and reads four places that are its own outside of the two barriers.
 #pragma unroll
   for (int e = 0; e < 4; ++e) space[lane_id() + 32 * e] = kMinusInf;
   __syncwarp();

@@ -149,7 +149,6 @@ __device__ __forceinline__ void pick_token(const Row& row, Draw& d, int32_t s, c
   } else {
     offset = pick_inside(w, forced_or_u53(d.numbers, d.numbers.segment_kind + 1));
   }
-  __syncwarp();  // the draw has been read by all lanes
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     if (offset != lane_id() + 32 * e) continue;
@@ -178,8 +177,8 @@ __device__ __forceinline__ int32_t lowest_allowed(const RowLaw& law, DrawShared&
     __syncthreads();
     uint32_t lowest = ~0u;
     for (int w = 0; w < kWarps; ++w) lowest = min(lowest, shared.lowest[w]);
-    __syncthreads();
     if (lowest != ~0u) return static_cast<int32_t>(lowest);
+    __syncthreads();  // everybody has read before the next words
   }
   return 0;
 }
@@ -220,7 +219,7 @@ __device__ __forceinline__ void draw_token(Team& team, const Row& row, Draw& d,
     if (warp_id() == 0) look_inside(row, d, shared, best);
     if (best != 0) return;
     if (d.source == Source::kResidual) residual_slice(row, shared.space[warp_id()]);
-    __syncthreads();
+    if (d.source != Source::kTarget) __syncthreads();  // new sums
     if (d.shares) {
       const Masses m = combine(team, draw_masses(row, d, shared));
       if (threadIdx.x == 0) d.share = (m.high + m.low) / row.mass;

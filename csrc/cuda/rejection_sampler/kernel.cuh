@@ -127,7 +127,8 @@ __device__ __forceinline__ bool scan_row(Team& team, const Args& args, Shared& s
   return target && truncated(row.law) && !row.empty;
 }
 
-/// The normalisation of the row, and the first time that of the unprocessed row.
+/// The normalisation of the row, and the first time that of the unprocessed row. Thread 0 has them
+/// at once, the others behind the next barrier.
 __device__ __forceinline__ void find_masses(Team& team, Row& row, bool first) {
   const bool raw = first && raw_differs(row.law);
   const Masses m = combine(team, slice_masses(row, row.stats.sum, raw));
@@ -136,7 +137,6 @@ __device__ __forceinline__ void find_masses(Team& team, Row& row, bool first) {
     row.log_mass = log_mass_of(row.mass);
     if (first) row.raw_log_mass = raw ? log_mass_of(m.raw_high + m.raw_low) : row.log_mass;
   }
-  __syncthreads();
 }
 
 /// What the truncations of the row keep.
@@ -152,16 +152,18 @@ __device__ __forceinline__ void select_in_row(Team& team, const Args& args, Shar
   Row& row = s.row;
   const Params& p = args.p;
   const int64_t at = (s.walk.r * (p.gamma + 1) + s.walk.i) * p.top_logprobs;
+  if (!lists) __syncthreads();  // the masses are there
 #pragma unroll 1
   for (int raw = lists ? 1 : 0; raw >= 0; --raw) {
     const Wanted wanted = lists ? listed(row, raw != 0, p.top_logprobs) : truncation(row);
     const Cut cut = select_ids(team, s.select, row, wanted, args.plan.segments);
-    __syncthreads();
-    if (!lists && threadIdx.x == 0) {
-      row.cut = cut;
-      row.cuts = true;
+    if (!lists) {  // the search has read the cut that it left for the last time
+      if (threadIdx.x == 0) {
+        row.cut = cut;
+        row.cuts = true;
+      }
+      __syncthreads();
     }
-    __syncthreads();
     apply_cut(row, wanted, cut, lists, gathering(team, s.list));
     if (lists) {
       team.barrier();

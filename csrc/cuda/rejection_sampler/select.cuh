@@ -120,7 +120,7 @@ __device__ __forceinline__ Crossing descend(Team& team, SelectShared& s, const R
   for (;;) {
     const uint32_t span = q.highest - q.lowest;
     const int shift = span < kThreads ? 0 : 24 - __clz(static_cast<int>(span));
-    __syncthreads();  // what the last level left has been read
+    // A thread alone has read its bin, and what was found is written behind three more barriers.
     s.low[threadIdx.x] = s.high[threadIdx.x] = 0;
     __syncthreads();
     if (q.what == Count::kMaxima) {
@@ -188,14 +188,13 @@ __device__ __forceinline__ Selection start_selection(const Wanted& w, int32_t se
   return Selection{stage, false, static_cast<double>(w.k), Cut{w.low, INT32_MAX}, search};
 }
 
-// From the k best to the mass: what is left of the row is its support now.
+// From the k best to the mass: what is left of the row is its support now. Nobody reads the cut
+// before the first barrier of the search that follows.
 __device__ __forceinline__ void start_mass(Row& row, const Wanted& w, Selection& now) {
-  __syncthreads();
   if (threadIdx.x == 0) {
     row.cut = now.cut;
     row.cuts = true;
   }
-  __syncthreads();
   now.by_mass = true;
   now.search = Search{Count::kValues,       true, false, w.maxima, 0, ordered_f32(w.low),
                       ordered_f32(row.top), 0,    0.0};

@@ -183,7 +183,6 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(const __grid_constant
     x.best_raw = raw_logit(s.row.law, s.draw.token);
   }
   if (s.walk.s.rule == DSPARK_RULE_MATCH && s.walk.s.temperature != 0.0f) {
-    __syncthreads();
     if (threadIdx.x == 0) begin(s.draw, Source::kTarget, -1, row_draw(p, r, i, kTargetSegment));
     __syncthreads();
     x.key = candidate(team, args, s.row, s.draw, s.scratch);
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(const __grid_constant
 }
 
 /// The law of the draft on this rank's columns, its ids numbered from the shard's first one: the
-/// first CTA copies them. Whole team.
+/// first CTA copies them. Whole team; it is there behind the next barrier.
 __device__ __forceinline__ void prepare_law(Team& team, const Args& args, Shared& s) {
   if (threadIdx.x == 0) s.row.draft = shard::shard_row(args.v, s.walk, s.last.row, args.place);
   __syncthreads();
@@ -211,7 +210,6 @@ __device__ __forceinline__ void prepare_law(Team& team, const Args& args, Shared
   }
   team.barrier();
   if (threadIdx.x == 0) s.row.draft.targets = own;
-  __syncthreads();
 }
 
 /// Both candidates of the last row: of the residual where one is wanted, and of p.
@@ -222,7 +220,6 @@ __device__ __forceinline__ dspark_shard_draw draw_row(Team& team, const Args& ar
     s.row.mass = s.known.mass;
     s.row.log_mass = s.known.log_mass;
   }
-  __syncthreads();
   const bool residual = s.last.what == Pending::kResidual;
   if (residual && s.last.stored) prepare_law(team, args, s);
   const int32_t column = shard::local(args.v, args.place, s.last.draft);
