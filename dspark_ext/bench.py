@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timings: the tree's own ``bench/`` where there is one, else one problem a family.
+"""Timings: one small problem of each family, a few seconds in all.
 
-The small problem is a round of decoding with 4 requests, 7 drafts each and a vocabulary of 32,000.
+The problem is a round of decoding with 4 requests, 7 drafts each and a vocabulary of 32,000.
 It answers "is this installation as fast as it should be", not "how fast is dspark": that takes the
-floors and the peers of ``bench/``.
+floors and the peers of the programs in the source tree's ``bench/``.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,6 @@ from dspark_ext.ops.prefix_scheduler import prefix_schedule
 from dspark_ext.ops.rejection_sampler import rejection_sample
 from dspark_ext.ops.verify_attention import verify_attention
 from dspark_ext.scheduling import CostTable
-from dspark_ext.selftest import FAMILIES
 
 __all__ = ["main", "time_families"]
 
@@ -140,63 +136,35 @@ def time_families(seed: int = 0, families: Sequence[str] | None = None) -> list[
     return rows
 
 
-def _scripts() -> list[Path]:
-    """Return the benches of the source tree that this process runs in, if it does."""
-    for root in (Path.cwd(), Path(__file__).resolve().parents[1]):
-        if (root / "csrc" / "include" / "dspark").is_dir():
-            return sorted((root / "bench").glob("bench_*.py"))
-    return []
-
-
-def main(
-    *,
-    json_output: bool = False,
-    seed: int = 0,
-    families: Sequence[str] | None = None,
-    scripts: Sequence[Path] | None = None,
-) -> int:
+def main(*, json_output: bool = False, seed: int = 0, families: Sequence[str] | None = None) -> int:
     """Run ``python -m dspark_ext bench``.
 
     Parameters
     ----------
     json_output : bool
-        Print JSON: for the small problems one object, for the tree's benches what they print.
+        Print one JSON object instead of a table.
     seed : int
-        Seed of the small problems.
+        Seed of the problems.
     families : sequence of str, optional
         Names of families; all when absent.
-    scripts : sequence of Path, optional
-        Benches ``bench_<family>.py`` to run in place of the small problems; those of the source
-        tree, if this is one, when absent.
 
     Returns
     -------
     int
-        0, or 1 if a script failed.
+        0: there is nothing to fail.
 
     Examples
     --------
-    >>> main(families=["confidence"], scripts=[])
+    >>> main(families=["confidence"])
     cpu ... microseconds a call
     family ...
     confidence ...
     0
     """
-    found = _scripts() if scripts is None else list(scripts)
-    by_family = {path.stem.removeprefix("bench_"): path for path in found}
-    names = list(families or {**FAMILIES, **by_family})
-    failed = False
-    for path in [by_family[name] for name in names if name in by_family]:
-        print(f"== {path.name}", file=sys.stderr, flush=True)
-        extra = ["--json"] if json_output else []
-        done = subprocess.run([sys.executable, str(path), *extra], check=False)
-        failed = failed or done.returncode != 0
-    rest = [name for name in names if name not in by_family]
-    rows = time_families(seed, rest) if rest else []
-    if rows:
-        report = {"machine": info(), "families": rows}
-        print(json.dumps(report, indent=2) if json_output else _text(rows))
-    return 1 if failed else 0
+    rows = time_families(seed, families)
+    report = {"machine": info(), "families": rows}
+    print(json.dumps(report, indent=2) if json_output else _text(rows))
+    return 0
 
 
 def _text(rows: Sequence[dict[str, Any]]) -> str:

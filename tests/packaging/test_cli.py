@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -101,13 +103,22 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice" in capsys.readouterr().err
 
 
-def test_bench_times_a_family_and_runs_scripts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert bench.main(json_output=True, families=["confidence"], scripts=[]) == 0
+def test_bench_times_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(json_output=True, families=["confidence"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert [family["family"] for family in answer["families"]] == ["confidence"]
     assert answer["families"][0]["median_us"] > 0
-    for code in (0, 3):
-        script = tmp_path / "bench_confidence.py"
-        script.write_text(f"raise SystemExit({code})\n")
-        assert bench.main(families=["confidence"], scripts=[script]) == int(code != 0)
+
+
+def test_bench_takes_seconds_in_the_source_tree(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All families, half a second each, wherever it runs: the long benches are not started."""
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    monkeypatch.setattr(bench, "SECONDS_EACH", 0.0)  # five calls each
+    start = time.process_time(), sum(os.times()[2:4])
+    assert cli.main(["bench"]) == 0
+    text = capsys.readouterr().out
+    assert [line.split()[0] for line in text.splitlines()[2:]] == list(selftest.FAMILIES)
+    assert time.process_time() - start[0] < 20
+    assert sum(os.times()[2:4]) == start[1], "processes were started"

@@ -232,7 +232,7 @@ def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
             "token_mask": mask.astype(np.uint32).view(np.int32),
             "repetition_penalty": 1.2,
             "anchor": np.arange(requests),
-            "stop_ids": [3, 9],
+            "stop_ids": [3, 9, -(2**31)],
             "min_tokens_left": 1,
             "top_logprobs": 3,
             "draft_logits": z,

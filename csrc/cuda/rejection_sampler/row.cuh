@@ -151,9 +151,10 @@ __device__ __forceinline__ void process_ids(const RowLaw& law, int32_t id, float
   }
 #pragma unroll 1
   for (int32_t j = 0; j < law.num_stops; ++j) {
-    const int32_t away = law.stops[j] - id;
+    // Unsigned: a stop id may be any int32, and those below zero are nobody's.
+    const uint32_t away = static_cast<uint32_t>(law.stops[j]) - static_cast<uint32_t>(id);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) x[e] = away == 32 * e ? kMinusInf : x[e];
+    for (int e = 0; e < kCount; ++e) x[e] = away == 32u * e ? kMinusInf : x[e];
   }
   if (penalised(law.penalties)) penalise_ids(law, id, x);
 #pragma unroll
