@@ -7,6 +7,7 @@
 #include "core/problems.h"
 #include "cuda/prim/async.h"
 #include "cuda/prim/barrier.h"
+#include "cuda/prim/dependency.h"
 #include "cuda/prim/launch.h"
 #include "cuda/prim/memory.h"
 
@@ -291,12 +292,31 @@ __global__ void early_exit(Arrays a) {
   if (blockIdx.x == 0) a.data[threadIdx.x] = 1.0f;
 }
 
+// The second of two launches, which may start early. One warp waits for all.
+__global__ void earlier_launch(Arrays a) { a.data[threadIdx.x] = 1.0f; }
+
+template <bool kRight>
+__global__ void early_read(Arrays a) {
+  const unsigned t = threadIdx.x;
+  a.data[2 * kThreads + t] = 2.0f;  // not the other one's
+  if (kRight && t < 32) prim::grid_dependency_wait();
+  __syncthreads();
+  a.data[kThreads + t] = a.data[t];
+}
+
+template <bool kRight>
+__global__ void early_write(Arrays a) {
+  if (kRight) prim::grid_dependency_wait();
+  a.data[kThreads - 1 - threadIdx.x] = 2.0f;
+}
+
 struct Case {
   const char* name;
   void (*wrong)(Arrays);
   void (*right)(Arrays);
   unsigned blocks = 1;
   bool cooperative = false;
+  bool early = false;  // behind earlier_launch
 };
 
 const Case kCases[] = {
@@ -332,6 +352,8 @@ const Case kCases[] = {
     {"stack", &stack<false>, &stack<true>},
     {"too_many_blocks", &early_exit<false>, &early_exit<true>, 1000, true},
     {"early_exit", &early_exit<false>, &early_exit<true>},
+    {"early_read", &early_read<false>, &early_read<true>, 1, false, true},
+    {"early_write", &early_write<false>, &early_write<true>, 1, false, true},
 };
 
 }  // namespace
@@ -350,7 +372,13 @@ DSPARK_API dspark_status dspark_simt_case(const char* name, int right, float* da
     config.block = dim3(simt::kThreads);
     config.shared_bytes = simt::kThreads * sizeof(float);
     config.cooperative = c.cooperative;
-    return prim::launch(name, right != 0 ? c.right : c.wrong, config, simt::Arrays{data, words});
+    const simt::Arrays arrays{data, words};
+    if (c.early) {
+      const dspark_status first = prim::launch("earlier", simt::earlier_launch, config, arrays);
+      if (first.code != DSPARK_OK) return first;
+    }
+    config.programmatic = c.early;
+    return prim::launch(name, right != 0 ? c.right : c.wrong, config, arrays);
   }
   return failed_status(DSPARK_INVALID_ARGUMENT, __FILE__, __LINE__, "no case %s", name);
 }

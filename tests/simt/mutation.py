@@ -23,7 +23,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,40 +59,27 @@ CALL = re.compile(r"(?<![\w:])(" + "|".join(map(re.escape, NAMES)) + r")(<[^<>()
 #: family -> "name file:line" -> the cases and devices that pass there.
 PASSES: dict[str, dict[str, list[tuple[str, str]]]] = {}
 
-#: (file, line of the source without blanks around, which of the equal lines of the file, from 1) ->
-#: why no test can notice.
-ALLOWED: dict[tuple[str, str, int], str] = {
-    **{
-        (f"csrc/cuda/markov_loop/{file}", "prim::grid_dependency_wait();", 1): (
-            "the emulation runs launches one after another: the kernel before has always ended"
-        )
-        for file in ("kernel.cuh", "topk_select.cuh", "topk_walk.cuh")
-    },
-    (
-        "csrc/cuda/markov_loop/kernel.cuh",
-        "__syncthreads();",
-        2,
-    ): "a thread flushes the words that it wrote itself; kept because nothing else says so",
-    (
-        "csrc/cuda/markov_loop/shared.cuh",
-        "__syncthreads();",
-        2,
-    ): "run_step has a barrier before anybody reads another's words; kept as a promise",
-    (
-        "csrc/cuda/markov_loop/tile_wgmma.cuh",
-        "__syncwarp();",
-        1,
-    ): "brings the lanes together for wgmma, which wants it; orders no memory",
-    (
-        "csrc/cuda/markov_loop/topk_select.cuh",
-        "__syncthreads();  // nobody adds a candidate before everybody has read the count",
-        1,
-    ): "fewer candidates than wanted are found in the last pass alone; kept as a promise",
-    (
-        "csrc/cuda/rejection_sampler/team.cuh",
-        "__syncwarp();  // whole warps arrive",
-        1,
-    ): "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory",
+#: A device function: its name stands before the first bracket that is not an attribute's.
+FUNCTION = re.compile(r"__(?:device|global)__[^;{}]*?\b(?!__launch_bounds__)(\w+)\(")
+
+#: "file function: line of the source without blanks around", " #2" for the second equal line of the
+#: function -> why no test can notice.
+ALLOWED: dict[str, str] = {
+    "markov_loop/kernel.cuh run_launch: prim::grid_dependency_wait();": (
+        "no launch of it asks to start early; kept so that one may"
+    ),
+    "markov_loop/kernel.cuh run_launch: __syncthreads();": (
+        "a thread flushes the words that it wrote itself; kept because nothing else says so"
+    ),
+    "markov_loop/shared.cuh read_requests: __syncthreads(); #2": (
+        "run_step has a barrier before anybody reads another's words; kept as a promise"
+    ),
+    "markov_loop/tile_wgmma.cuh free: __syncwarp();": (
+        "brings the lanes together for wgmma, which wants it; orders no memory"
+    ),
+    "rejection_sampler/team.cuh barrier: __syncwarp();  // whole warps arrive": (
+        "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
+    ),
 }
 
 
@@ -104,13 +91,24 @@ class Change:
     first: int
     last: int
     name: str
+    function: str
     text: str
-    nth: int  # of the equal lines of the file, from 1
+    nth: int  # of the equal lines of the function, from 1
+
+    @property
+    def place(self) -> str:
+        """File and function, which most changes of the file leave as they are."""
+        return f"{self.file.removeprefix('csrc/cuda/')} {self.function}"
+
+    @property
+    def what(self) -> str:
+        """The line, told from equal ones."""
+        return self.text + (f" #{self.nth}" if self.nth > 1 else "")
 
     @property
     def reason(self) -> str:
         """Why nothing can notice it, or ''."""
-        return ALLOWED.get((self.file, self.text, self.nth), "")
+        return ALLOWED.get(f"{self.place}: {self.what}", "")
 
     @property
     def family(self) -> str:
@@ -144,8 +142,10 @@ def changes(families: list[str]) -> list[Change]:
             line = text[line_start:].split("\n", 1)[0].strip()
             name = match[1].removeprefix("prim::").replace("__threadfence", "fence_gpu")
             file = str(path.relative_to(ROOT))
-            equal = sum(c.file == file and c.text == line for c in found.values())
-            found.setdefault((file, first, name), Change(file, first, last, name, line, equal + 1))
+            function = [f[1] for f in FUNCTION.finditer(text, 0, match.start())][-1]
+            new = Change(file, first, last, name, function, line, 1)
+            equal = sum((c.place, c.text) == (new.place, line) for c in found.values())
+            found.setdefault((file, first, name), replace(new, nth=equal + 1))
     return list(found.values())
 
 
@@ -244,8 +244,10 @@ def write_report(rows: list[tuple[Change, str, str]], kept: list[str]) -> None:
     """The table, survivors first; ``kept`` are lines of families that did not run."""
     table = list(kept)
     for change, verdict, reason in rows:
-        place = f"{change.file.removeprefix('csrc/cuda/')}:{change.first}"
-        table.append(f"| {place} | `{cell(change.text)}` | {verdict} | {cell(reason)[:160]} |")
+        reason = re.sub(r"csrc/cuda/(\S+?):\d+", r"\1", reason)  # lines go stale, files do not
+        table.append(
+            f"| {change.place} | `{cell(change.what)}` | {verdict} | {cell(reason)[:160]} |"
+        )
     killed = sum("| noticed |" in line for line in table)
     covered = Counter(line[2:].split("/")[0] for line in table)
     places = Counter(change.family for change in changes([]))
@@ -274,7 +276,7 @@ def write_report(rows: list[tuple[Change, str, str]], kept: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", help="default: all")
-    parser.add_argument("--only", help="part of the place, as in exchange.cuh:92; no report")
+    parser.add_argument("--only", help="part of 'file:line function'; no report")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--no-report", action="store_true", help="leave mutation_report.md alone")
     arguments = parser.parse_args()
@@ -288,7 +290,7 @@ def main() -> int:
     wanted = [
         change
         for change in changes(arguments.families)
-        if not arguments.only or arguments.only in f"{change.file}:{change.first}"
+        if not arguments.only or arguments.only in f"{change.file}:{change.first} {change.function}"
     ]
     families = {change.family for change in wanted}
     if unknown := families - sys.modules[CASES].CASES.keys():
@@ -302,7 +304,9 @@ def main() -> int:
             rows.append(row)
             change, verdict, reason = row
             print(
-                f"{verdict:8} {change.file}:{change.first}  {change.text}\n    {reason}", flush=True
+                f"{verdict:8} {change.file}:{change.first} {change.function}: {change.what}"
+                f"\n    {reason}",
+                flush=True,
             )
             if not (arguments.no_report or arguments.only):
                 write_report(rows, kept)  # a long run that is stopped leaves what it knows

@@ -24,6 +24,7 @@ void access(const void*, size_t, bool, Site) {}
 void release(const void*) {}
 void acquire(const void*) {}
 void forget(const void*) {}
+void await_launches() {}
 AgentPtr start_agent() { return nullptr; }
 void access(const AgentPtr&, const void*, size_t, bool, Site) {}
 void release(const AgentPtr&, const void*) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Emulation of csrc/cuda/prim/dependency.h: a launch has ended before the next one starts.
+// Emulation of csrc/cuda/prim/dependency.h: a launch has ended before the next one starts, but the
+// checked build lets a programmatic one know only behind the wait.
 #ifndef DSPARK_TESTS_SIMT_PRIM_DEPENDENCY_H_
 #define DSPARK_TESTS_SIMT_PRIM_DEPENDENCY_H_
 
@@ -8,7 +9,9 @@
 
 namespace dspark::prim {
 
-inline void grid_dependency_wait() {}
+inline void grid_dependency_wait(DSPARK_SIMT_SITE) {
+  if (!simt::left_out("grid_dependency_wait", site)) simt::check::await_launches();
+}
 inline void grid_dependency_launch() {}
 
 }  // namespace dspark::prim

@@ -136,6 +136,12 @@ void acquire(const void* object) {
 
 void forget(const void* object) { objects.erase(object); }
 
+void await_launches() {
+  static const Knowledge ended{
+      {kLaunchBefore, std::make_shared<const std::vector<uint32_t>>(1, 1)}};
+  learn(running_member(), ended);
+}
+
 AgentPtr start_agent() {
   Member& starter = running_member();
   BlockClocks& clocks = *context.block->clocks;

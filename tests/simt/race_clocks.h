@@ -19,6 +19,9 @@
 
 namespace dspark::simt {
 
+/// Number of the block that stands for all launches which may not have ended when this one starts.
+constexpr unsigned kLaunchBefore = ~0u;
+
 /// Known epochs of the members of one block; empty: nothing is known.
 using Epochs = std::shared_ptr<const std::vector<uint32_t>>;
 

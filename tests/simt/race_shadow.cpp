@@ -44,6 +44,7 @@ struct Page {
 
 std::unordered_map<uintptr_t, Page*> pages;
 uint32_t generation = 0;
+uint32_t first_unended = 0;  // generation of the first launch that need not have ended
 uint32_t replace_next = 0;
 
 std::deque<Location> locations{Location{}};
@@ -75,6 +76,7 @@ Cell& cell_at(uintptr_t address) {
 }
 
 std::string who(unsigned block, uint32_t slot) {
+  if (block == kLaunchBefore) return "a launch before, without grid_dependency_wait()";
   const unsigned threads = static_cast<unsigned>(context.block->threads());
   return "block " + std::to_string(block) +
          (slot < threads ? " thread " + std::to_string(slot) : " (asynchronous)");
@@ -125,11 +127,22 @@ void remember(Cell& cell, const Member& member, const Record& now) {
   *free = now;
 }
 
-void visit(Cell& cell, const Member& member, const Record& now, const Region& region) {
-  if (cell.generation != region.generation) {
+/// A cell in another life: of its accesses those remain that a launch before may be making still.
+void renew(Cell& cell, const Region& region) {
+  if (region.space != Space::kGlobal || cell.generation < first_unended) {
     memset(&cell, 0, sizeof cell);
-    cell.generation = region.generation;
   }
+  cell.generation = region.generation;
+  for (Record& record : cell.records) {
+    if (record.epoch == 0) continue;
+    record.block = kLaunchBefore;
+    record.slot = 0;
+    record.epoch = 1;
+  }
+}
+
+void visit(Cell& cell, const Member& member, const Record& now, const Region& region) {
+  if (cell.generation != region.generation) renew(cell, region);
   const bool shared = region.space == Space::kShared;
   if (shared && !now.write && (cell.pending & now.bytes) != 0) {
     report_once(now, "read of shared memory that an asynchronous copy has yet to fill");
@@ -209,7 +222,9 @@ void atomic(const void* address, size_t bytes, Atomic kind, Order order, Site si
 void begin_launch(Grid& grid) {
   clear_objects();
   reported.clear();
-  set_launch(&grid, new_generation());
+  const uint32_t launch = new_generation();
+  if (!grid.config().programmatic) first_unended = launch;
+  set_launch(&grid, launch);
 }
 
 }  // namespace dspark::simt::check

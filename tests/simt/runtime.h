@@ -144,6 +144,9 @@ void release(const void* object);
 void acquire(const void* object);
 void forget(const void* object);
 
+/// The running thread has waited for the launches before this one.
+void await_launches();
+
 /// Something that runs beside the threads and accesses memory: a copy engine, a tensor core. It
 /// knows what the running thread knew when it started it; its accesses are ordered before others'
 /// only through release() or join(). Null in the fast build; all functions take that.

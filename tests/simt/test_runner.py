@@ -30,6 +30,7 @@ GARBAGE = {"uninitialised", "copy_wait", "copy_barrier", "block_barrier", "warp_
 LINE = r"tests/simt/must_fail.cu:\d+"
 SHARED = rf"race on shared memory: an? [a-z ]+ by block 0 .* at {LINE} is not ordered behind"
 GLOBAL = rf"race on global memory: a read by block 1 .* at {LINE} is not ordered behind a write by "
+EARLY = rf"{{}} by block 0 .* at {LINE} is not ordered behind a write by a launch before"
 #: What only the checked build sees.
 CHECKED = {
     "block_barrier": SHARED,
@@ -53,6 +54,8 @@ CHECKED = {
     "copy_barrier": SHARED,
     "copy_over_readers": SHARED,
     "local_memory": r"access to another thread's local memory",
+    "early_read": EARLY.format("a read"),
+    "early_write": EARLY.format("a write"),
 }
 
 
