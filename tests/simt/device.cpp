@@ -20,6 +20,7 @@ namespace {
 constexpr int kThreadsPerBlock = 1024;
 constexpr int kBlocksPerMultiprocessor = 32;
 constexpr int kReservedBytes = 1024;  // of shared memory, that each block pays besides its own
+constexpr int kClusterBlocks = 16;
 constexpr int kProbeThreads = 64;
 
 int from_environment(const char* name, int fallback) {
@@ -72,7 +73,7 @@ uint64_t room(const prim::LaunchConfig& config) {
 
 bool too_crowded(const prim::LaunchConfig& config) {
   const uint64_t blocks = uint64_t{config.grid.x} * config.grid.y * config.grid.z;
-  return config.cooperative && blocks > room(config);
+  return (config.cooperative && blocks > room(config)) || config.cluster > room(config);
 }
 
 std::string refuse_launch(const prim::LaunchConfig& config) {
@@ -86,13 +87,18 @@ std::string refuse_launch(const prim::LaunchConfig& config) {
     return "too much shared memory: " + std::to_string(config.shared_bytes) +
            " bytes, a block has " + std::to_string(shared_bytes_per_block());
   }
+  if (config.cluster > kClusterBlocks ||
+      (config.cluster > 1 && config.grid.x % config.cluster != 0)) {
+    return "invalid cluster of " + std::to_string(config.cluster) + " blocks in a grid of " +
+           std::to_string(config.grid.x);
+  }
+  if (too_crowded(config) && !config.cooperative) {
+    return "cluster too large: " + std::to_string(config.cluster) + " blocks, " +
+           std::to_string(room(config)) + " can be resident";
+  }
   if (too_crowded(config)) {
     return "cooperative launch too large: " + std::to_string(blocks) + " blocks, " +
            std::to_string(room(config)) + " can be resident";
-  }
-  if (config.cluster > 8 || (config.cluster > 1 && config.grid.x % config.cluster != 0)) {
-    return "invalid cluster of " + std::to_string(config.cluster) + " blocks in a grid of " +
-           std::to_string(config.grid.x);
   }
   return "";
 }
@@ -107,6 +113,12 @@ dspark_status max_resident_blocks(const void*, int threads, size_t shared_bytes,
                                   int* blocks_per_multiprocessor) {
   *blocks_per_multiprocessor = resident_blocks(threads, shared_bytes);
   return ok_status();
+}
+
+// The multiprocessors are one group, so a cluster fits wherever its blocks do.
+int max_resident_clusters(const void*, int threads, size_t shared_bytes, int cluster) {
+  if (capability() < 90 || cluster > kClusterBlocks) return 0;
+  return resident_blocks(threads, shared_bytes) * multiprocessors() / cluster;
 }
 
 }  // namespace detail

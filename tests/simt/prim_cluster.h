@@ -4,6 +4,8 @@
 #ifndef DSPARK_TESTS_SIMT_PRIM_CLUSTER_H_
 #define DSPARK_TESTS_SIMT_PRIM_CLUSTER_H_
 
+#include <type_traits>
+
 #include "simt/cuda.h"
 
 namespace dspark::simt {
@@ -27,7 +29,7 @@ inline void cluster_wait(DSPARK_SIMT_SITE) {
 }
 template <class T>
 T* map_shared(T* own, uint32_t rank, DSPARK_SIMT_SITE) {
-  return static_cast<T*>(simt::map_shared(own, rank, site));
+  return static_cast<T*>(simt::map_shared(const_cast<std::remove_const_t<T>*>(own), rank, site));
 }
 
 }  // namespace dspark::prim

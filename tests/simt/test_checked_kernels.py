@@ -5,11 +5,12 @@ copies, one or many multiprocessors. mutation.py runs the same cases on kernels 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,20 @@ DEVICES = {
 
 
 @contextmanager
-def device(name: str) -> Iterator[None]:
-    """The environment of an emulated device."""
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a while."""
     before = dict(os.environ)
-    os.environ.update(DEVICES[name])
+    os.environ.update(variables)
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def device(name: str) -> AbstractContextManager[None]:
+    """The environment of an emulated device."""
+    return environment(DEVICES[name])
 
 
 def confidence() -> None:
@@ -205,7 +211,7 @@ def paged_kv(requests: int, tokens: int) -> Callable[[], None]:
     return run
 
 
-def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
+def rejection_sampler(requests: int, **division: str) -> Callable[[], None]:
     """Every rule, law and processor in one call, divided as the environment says."""
 
     def run() -> None:
@@ -240,13 +246,8 @@ def rejection_sampler(requests: int, **environment: str) -> Callable[[], None]:
             "draft_lse": np.log(np.exp(z).sum(-1)).astype(np.float32),
             "draft_to_target": ids,
         }
-        before = dict(os.environ)
-        os.environ.update({f"DSPARK_REJECTION_SAMPLER_{k}": v for k, v in environment.items()})
-        try:
+        with environment({f"DSPARK_REJECTION_SAMPLER_{k}": v for k, v in division.items()}):
             one, two = (dx.rejection_sample(**arguments, backend=b) for b in ("cpu", "simt"))
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
         for name, value in vars(one).items():
             if value is not None:
                 np.testing.assert_array_equal(getattr(two, name), value, name)
@@ -345,7 +346,12 @@ def vocab_parallel(rule: str, law: str) -> Callable[[], None]:
 
 
 def verify_attention(
-    dtype: torch.dtype, cache: torch.dtype, d: int, heads: int = 4, **options: Any
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    d: int,
+    heads: int = 4,
+    clusters: str = "0",
+    **options: Any,
 ) -> Callable[[], None]:
     """Ragged rows over shuffled pages: tiles that blocks share and tiles that they do not."""
 
@@ -372,7 +378,8 @@ def verify_attention(
             "return_lse": True,
             **options,
         }
-        one, two = (dx.verify_attention(**arguments, backend=b) for b in ("cpu", "simt"))
+        with environment({"DSPARK_VERIFY_ATTENTION_CLUSTER": clusters}):
+            one, two = (dx.verify_attention(**arguments, backend=b) for b in ("cpu", "simt"))
         torch.testing.assert_close(two[0], one[0], rtol=2**-6, atol=2**-6)
         torch.testing.assert_close(two[1], one[1], rtol=1e-5, atol=1e-5)
 
@@ -407,6 +414,8 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "f8-two-row-groups": verify_attention(
             torch.bfloat16, torch.float8_e4m3fn, 128, heads=5, causal=False
         ),
+        "bf16-clusters": verify_attention(torch.bfloat16, torch.bfloat16, 64, clusters="4"),
+        "plain-clusters": verify_attention(torch.float32, torch.float32, 12, clusters="2"),
         "f16-invariant": verify_attention(torch.float16, torch.float16, 64, batch_invariant=True),
     },
     "markov_loop": {
@@ -441,6 +450,28 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
 def checked_library(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     """Let ``backend="simt"`` use the checked library."""
     monkeypatch.setenv("DSPARK_SIMT", str(Path(checked._name)))
+
+
+def test_few_tiles_are_merged_by_clusters(checked: Any, checked_library: None) -> None:
+    """The launch that verify_attention chooses, seen by the barriers that are passed."""
+    checked.dspark_simt_record.restype = ctypes.c_char_p
+
+    def clustered(requests: int, pages: int, **options: Any) -> bool:
+        cache = np.zeros((1, 64, 2, 8), np.float32)
+        checked.dspark_simt_record(1)
+        dx.verify_attention(
+            np.zeros((requests, 2, 8), np.float32), cache, cache,
+            page_table=np.zeros((requests, pages), np.int32), kv_len=[5] * requests,
+            cu_seqlens=list(range(requests + 1)), max_q_len=1, backend="simt", **options,
+        )  # fmt: skip
+        places = checked.dspark_simt_record(0).decode()
+        return "verify_attention/exchange.cuh" not in places
+
+    with environment({"DSPARK_SIMT_SMS": "8", "DSPARK_VERIFY_ATTENTION_CLUSTER": ""}):
+        assert clustered(1, 9)
+        assert not clustered(1, 9, batch_invariant=True)
+        assert not clustered(1, 1)  # one unit
+        assert not clustered(40, 9)  # too many tiles
 
 
 @pytest.mark.parametrize("where", DEVICES)

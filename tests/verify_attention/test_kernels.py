@@ -20,6 +20,12 @@ BF16, F16, F8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TYPES = {"bf16": (BF16, BF16), "f16": (F16, F16), "f8": (BF16, F8), "f8-f16": (F16, F8)}
 
 
+@pytest.fixture(autouse=True)
+def equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clusters (test_clusters.py), which few tiles would otherwise have."""
+    monkeypatch.setenv("DSPARK_VERIFY_ATTENTION_CLUSTER", "0")
+
+
 def typed(name: str) -> dict[str, Any]:
     """Arguments of make_batch."""
     return dict(zip(("dtype", "cache_dtype"), TYPES[name], strict=True))
@@ -185,7 +191,9 @@ def test_queries_of_any_alignment(backend: str, make_batch: Any, check_dense: An
     check_dense(batch, backend)
 
 
-def test_a5_replay_over_one_workspace(backend: str, make_batch: Any) -> None:
+def test_a5_replay_over_one_workspace(
+    backend: str, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What a graph does: the same addresses and workspace, other lengths, tables and contents.
     from dspark_ext import _C
     from dspark_ext.ops import verify_attention as module
@@ -217,6 +225,7 @@ def test_a5_replay_over_one_workspace(backend: str, make_batch: Any) -> None:
         first.v_cache[: len(other.v_cache)] = other.v_cache
         first.kv_len[:], first.q[:], first.cu_seqlens[:] = other.kv_len, other.q, other.cu_seqlens
         params.batch_invariant = turn % 2
+        monkeypatch.setenv("DSPARK_VERIFY_ATTENTION_CLUSTER", "4" if turn % 5 < 2 else "0")
         needed = _C.verify_attention_workspace(_C.SIMT, params)
         if len(memory) < needed + 256:  # garbage once, then what the launch before has left
             memory = np.frombuffer(rng.bytes(needed + 256), np.uint8).copy()

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <mutex>
+
 #include "cuda/prim/launch.h"
 
 namespace dspark::prim {
@@ -6,6 +8,7 @@ namespace {
 
 // Without the attribute a block gets at most this much dynamic shared memory.
 constexpr size_t kPlainSharedBytes = 48 * 1024;
+constexpr unsigned kPortableCluster = 8;  // blocks; larger ones need an attribute of the kernel
 
 dspark_status failed(const char* name, const char* call, cudaError_t error, int line) {
   cudaGetLastError();  // an error that is not sticky must not surface in the caller's next call
@@ -28,6 +31,52 @@ cudaError_t allow_shared_bytes(const void* kernel, size_t bytes) {
                               static_cast<int>(bytes));
 }
 
+cudaError_t allow_cluster(const void* kernel, unsigned cluster) {
+  if (cluster <= kPortableCluster) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+cudaLaunchAttribute cluster_attribute(unsigned cluster) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
+/// What a device has answered about clusters of a kernel.
+struct ClusterAnswer {
+  const void* kernel;
+  size_t shared_bytes;
+  int device, threads, cluster;
+  int clusters;
+
+  bool same(const ClusterAnswer& other) const {
+    return kernel == other.kernel && shared_bytes == other.shared_bytes && device == other.device &&
+           threads == other.threads && cluster == other.cluster;
+  }
+};
+
+/// Clusters of `question`; 0 if the device has none of that size.
+int ask_for_clusters(const ClusterAnswer& question) {
+  cudaLaunchAttribute attribute = cluster_attribute(static_cast<unsigned>(question.cluster));
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(static_cast<unsigned>(question.cluster));
+  launch.blockDim = dim3(static_cast<unsigned>(question.threads));
+  launch.dynamicSmemBytes = question.shared_bytes;
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  int clusters = 0;
+  if (allow_shared_bytes(question.kernel, question.shared_bytes) != cudaSuccess ||
+      allow_cluster(question.kernel, static_cast<unsigned>(question.cluster)) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, question.kernel, &launch) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
 }  // namespace
 
 namespace detail {
@@ -35,6 +84,7 @@ namespace detail {
 dspark_status launch(const char* name, const void* kernel, const LaunchConfig& config,
                      void** arguments) {
   DSPARK_RETURN_IF_FAILED(name, allow_shared_bytes(kernel, config.shared_bytes));
+  DSPARK_RETURN_IF_FAILED(name, allow_cluster(kernel, config.cluster));
   cudaLaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (config.cooperative) {
@@ -45,12 +95,7 @@ dspark_status launch(const char* name, const void* kernel, const LaunchConfig& c
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (config.cluster != 0) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = config.cluster;
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
+  if (config.cluster != 0) attributes[count++] = cluster_attribute(config.cluster);
   cudaLaunchConfig_t launch = {};
   launch.gridDim = config.grid;
   launch.blockDim = config.block;
@@ -69,6 +114,23 @@ dspark_status max_resident_blocks(const void* kernel, int threads, size_t shared
                           cudaOccupancyMaxActiveBlocksPerMultiprocessor(
                               blocks_per_multiprocessor, kernel, threads, shared_bytes));
   return ok_status();
+}
+
+int max_resident_clusters(const void* kernel, int threads, size_t shared_bytes, int cluster) {
+  constexpr int kAnswers = 64;  // a few kernels of a few configurations; the oldest makes room
+  static ClusterAnswer answers[kAnswers];
+  static int next = 0;
+  static std::mutex mutex;
+  ClusterAnswer question{kernel, shared_bytes, 0, threads, cluster, 0};
+  if (cudaGetDevice(&question.device) != cudaSuccess) return 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const ClusterAnswer& answer : answers) {
+    if (answer.same(question)) return answer.clusters;
+  }
+  question.clusters = ask_for_clusters(question);
+  answers[next] = question;
+  next = (next + 1) % kAnswers;
+  return question.clusters;
 }
 
 }  // namespace detail

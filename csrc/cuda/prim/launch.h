@@ -18,7 +18,7 @@ struct LaunchConfig {
   void* stream = nullptr;     ///< a cudaStream_t
   bool cooperative = false;   ///< all blocks run at once, so they may wait for each other
   bool programmatic = false;  ///< may start before the kernel ahead of it in the stream has ended
-  unsigned cluster = 0;       ///< blocks in a cluster along x, 2..8; 0: no cluster
+  unsigned cluster = 0;       ///< blocks in a cluster along x, 2..16; 0: no cluster
 };
 
 /// What the current device offers.
@@ -36,6 +36,7 @@ dspark_status launch(const char* name, const void* kernel, const LaunchConfig& c
                      void** arguments);
 dspark_status max_resident_blocks(const void* kernel, int threads, size_t shared_bytes,
                                   int* blocks_per_multiprocessor);
+int max_resident_clusters(const void* kernel, int threads, size_t shared_bytes, int cluster);
 
 }  // namespace detail
 
@@ -51,6 +52,14 @@ dspark_status max_resident_blocks(void (*kernel)(P...), int threads, size_t shar
                                   int* blocks_per_multiprocessor) {
   return detail::max_resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes,
                                      blocks_per_multiprocessor);
+}
+
+/// How many clusters of `cluster` blocks (more than 8 only where the device allows it) fit on the
+/// device at once; 0 where it has none of that size. The device is asked once for each kernel.
+template <class... P>
+int max_resident_clusters(void (*kernel)(P...), int threads, size_t shared_bytes, int cluster) {
+  return detail::max_resident_clusters(reinterpret_cast<const void*>(kernel), threads, shared_bytes,
+                                       cluster);
 }
 
 }  // namespace dspark::prim

@@ -19,19 +19,22 @@ using Params = dspark_verify_attention_params;
 constexpr int kMaxGrid = 1024;    // CTAs of one launch
 constexpr int kSplitKeys = 1024;  // of a split, when the bytes must not depend on the batch
 constexpr int kBoxRows = 16;      // of a page, in a bulk copy
+constexpr int kMaxCluster = 16;   // CTAs that share a tile through their shared memory
 
 /// How a launch is cut: a pure function of the sizes and the device (config.h).
 struct Config {
-  int32_t rows;           // query rows (tokens times heads of a group) of a tile, at most
-  int32_t threads;        // of a CTA
-  int32_t row_groups;     // warps that share keys, each with rows of its own (tile_mma.cuh)
-  int32_t stages;         // slots of a warp's ring, each half a step (tile_mma.cuh)
-  int32_t ring_bytes;     // of a key group's ring, or its sums
-  int32_t unit_shift;     // a unit of work is 1 << unit_shift keys, at multiples of it
-  int64_t overhead;       // units that a tile costs beside its keys
-  int64_t min_share;      // units of a CTA's share, at least
-  int32_t grid;           // CTAs
-  int32_t width;          // head_dim rounded up to 4: floats of a row of results in the workspace
+  int32_t rows;        // query rows (tokens times heads of a group) of a tile, at most
+  int32_t threads;     // of a CTA
+  int32_t row_groups;  // warps that share keys, each with rows of its own (tile_mma.cuh)
+  int32_t stages;      // slots of a warp's ring, each half a step (tile_mma.cuh)
+  int32_t ring_bytes;  // of a key group's ring, or its sums
+  int32_t unit_shift;  // a unit of work is 1 << unit_shift keys, at multiples of it
+  int64_t overhead;    // units that a tile costs beside its keys
+  int64_t min_share;   // units of a CTA's share, at least
+  int32_t grid;        // CTAs
+  int32_t cluster;     // CTAs that have a tile to themselves and merge it; 0: equal shares of all
+  int32_t row_blocks;  // tiles of a request and KV head, at most
+  int32_t width;       // head_dim rounded up to 4: floats of a row of results in the workspace
   uint64_t grid_inverse;  // floor(2^64 / grid), 2^64 - 1 for one CTA
   int64_t slots;          // partial results that CTAs can hand to each other
   bool invariant;         // every unit has a softmax of its own

@@ -16,9 +16,11 @@ struct Choice {
   Config config;
 };
 
-constexpr int64_t kSlotMemory = INT64_C(128) << 20;   // bytes for parts of the invariant mode
-constexpr int64_t kMinShareBytes = INT64_C(1) << 17;  // of the cache that a CTA reads, at least
-constexpr int kUnitShift = 6;                         // 64 keys
+constexpr int64_t kSlotMemory = INT64_C(128) << 20;    // bytes for parts of the invariant mode
+constexpr int64_t kMinShareBytes = INT64_C(1) << 17;   // of the cache that a CTA reads, at least
+constexpr int64_t kClusterBytes = INT64_C(1) << 16;    // that an SM reads while a grid exchanges
+constexpr int64_t kMaxClusterGrid = INT64_C(1) << 16;  // CTAs
+constexpr int kUnitShift = 6;                          // 64 keys
 constexpr int kSplitShift = 10;
 static_assert(1 << kSplitShift == kSplitKeys, "");
 
@@ -30,6 +32,11 @@ inline int64_t capped_product(int64_t a, int64_t b, int64_t cap) {
 inline int64_t most_rows(const Params& p) {
   const int64_t tokens = p.max_q_len < p.num_tokens ? p.max_q_len : p.num_tokens;
   return tokens > 0 ? tokens * (p.num_q_heads / p.num_kv_heads) : 1;
+}
+
+/// Tiles of a request and KV head, at most.
+inline int64_t row_blocks(const Config& c, const Params& p) {
+  return (most_rows(p) + c.rows - 1) / c.rows;
 }
 
 /// What follows from rows and threads: units of work, slots.
@@ -50,8 +57,48 @@ inline void set_slots(Config& c, const Params& p) {
   const int64_t cap = kSlotMemory / slot_bytes(c);
   const int64_t splits = ((static_cast<int64_t>(p.max_pages) * p.page_size - 1) >> kSplitShift) + 2;
   int64_t most = capped_product(p.num_requests, p.num_kv_heads, cap);
-  most = capped_product(most, (most_rows(p) + c.rows - 1) / c.rows, cap);
+  most = capped_product(most, row_blocks(c, p), cap);
   c.slots = capped_product(most, splits, cap);
+}
+
+/// Whether clusters of `size` for the tiles never lose much against equal shares. They win a
+/// grid-wide exchange, some 1.4 us, in which an SM reads 64 KB. They lose where a request is alone
+/// with its KV heads and all the others have nothing: its CTAs may be too few for all of the
+/// memory's speed, which takes three quarters of the SMs. So either these are at work whatever the
+/// lengths are, or the longest request is so short that its tiles cost an SM no more than that:
+///
+///   bytes / size - bytes heads / (3/4 SMs) <= 64 KB, bytes of the longest tile's keys and values
+///
+/// (bench/lib/roofline_attention.py compares the two over shapes and lengths).
+inline bool cluster_pays(const Params& p, int64_t size, const prim::DeviceLimits& device) {
+  int64_t keys = static_cast<int64_t>(p.max_pages) * p.page_size;
+  const int64_t seen = static_cast<int64_t>(p.window) + p.max_q_len;  // of the tokens of a tile
+  if (p.window > 0 && p.causal != 0 && seen < keys) keys = seen;
+  if (keys <= ((size / 2) << kUnitShift)) return false;  // half of the CTAs could have no unit
+  const int64_t bytes = keys * 2 * p.head_dim * dtype_bytes(p.cache_dtype);
+  const int64_t short_of = 3 * int64_t{device.multiprocessors} - 4 * size * p.num_kv_heads;
+  return short_of <= 0 || bytes <= kClusterBytes * 3 * device.multiprocessors * size / short_of;
+}
+
+/// CTAs that share a tile in the clusters' mode, 0 for equal shares: the largest size of which all
+/// tiles' clusters run at once, and that pays. `asked`: -1, or the size that a test wants.
+inline int32_t cluster_size(const Choice& choice, const Params& p, const prim::DeviceLimits& device,
+                            int64_t asked) {
+  const Config& c = choice.config;
+  if (c.invariant || device.major < 9 || asked == 0) return 0;
+  int64_t tiles = capped_product(p.num_requests, p.num_kv_heads, kMaxClusterGrid);
+  tiles = capped_product(tiles, row_blocks(c, p), kMaxClusterGrid);
+  for (int32_t size = kMaxCluster; size > 1; size /= 2) {
+    if (tiles * size > kMaxClusterGrid) continue;
+    if (size == asked) return size;
+    if (asked > 0 || !cluster_pays(p, size, device)) continue;
+    // Most calls have too many tiles, which the device need not be asked for.
+    if (tiles * size > 2 * c.grid) continue;
+    const int clusters = prim::max_resident_clusters(choice.kernel, c.threads,
+                                                     static_cast<size_t>(c.shared_bytes), size);
+    if (tiles <= clusters) return size;
+  }
+  return 0;
 }
 
 /// CTAs: as many as are resident at once.

@@ -8,9 +8,10 @@
 // others must not count before that, and cannot know it from memory alone, so CTA j asks: it reads
 // echo[j], writes the number behind it to check[j] and waits to see it in echo[j]. Only CTA 0 of
 // this very launch writes echo[j] = check[j], and only behind its zeroing; whatever was in echo[j]
-// before is not the number asked for. CTA 0 answers at its start, now and then while it works, and
-// at its end until all have been admitted. The question is put before the work and the answer
-// needed behind it, so nobody waits for it in a launch that has some work.
+// before is not the number asked for. CTA 0 answers when it knows its share, now and then while it
+// works, and at its end until all have been admitted. The question is put before the work and the
+// answer needed behind it, so nobody waits for it in a launch that has some work; and what has to
+// be read before the question is on its way while the plan is made.
 //
 // Without a cooperative launch the host has zeroed the counters in stream order and nobody waits:
 // whoever arrives last merges.
@@ -32,7 +33,7 @@ class Exchange {
   __device__ Exchange(const Args& args, State& state)
       : work_(args.work), s_(state), waits_(args.config.cooperative && gridDim.x > 1) {}
 
-  /// Before anything else of the launch that touches the workspace. Whole CTA.
+  /// Before anything else of the launch that touches the workspace; waits for nothing. Whole CTA.
   __device__ void open() {
     if (!waits_) return;
     if (threadIdx.x == 0) s_.admitted = 0;
@@ -41,16 +42,24 @@ class Exchange {
         prim::st_relaxed(work_.arrived + i, 0u);
       }
       if (threadIdx.x == 0) prim::st_relaxed(work_.admitted, 0u);
-      __syncthreads();
+    } else if (threadIdx.x == 0) {
+      before_ = prim::ld_relaxed(work_.echo + blockIdx.x);
+    }
+  }
+
+  /// The question, and the first answers. Whole CTA, with a barrier since open().
+  __device__ void ask() {
+    if (!waits_) return;
+    if (blockIdx.x == 0) {
       prim::fence_gpu();  // whatever this thread answers from now on, the zeros are before it
       answer();
     } else if (threadIdx.x == 0) {
-      s_.ticket = prim::ld_relaxed(work_.echo + blockIdx.x) + 1;
+      s_.ticket = before_ + 1;
       prim::st_relaxed(work_.check + blockIdx.x, s_.ticket);
     }
   }
 
-  /// CTA 0 answers who has asked. Any thread, at any time behind open(); a few reads of L2.
+  /// CTA 0 answers who has asked. Any thread, at any time behind ask(); a few reads of L2.
   __device__ void answer() const {
     if (!waits_ || blockIdx.x != 0) return;
     for (uint32_t j = threadIdx.x; j < gridDim.x; j += blockDim.x) {
@@ -58,8 +67,7 @@ class Exchange {
     }
   }
 
-  /// Behind this the counters are this launch's. Whole CTA, behind a barrier since
-  /// open().
+  /// Behind this the counters are this launch's. Whole CTA, behind ask().
   __device__ void admit() {
     if (!waits_ || s_.admitted != 0) return;
     __syncthreads();
@@ -117,6 +125,7 @@ class Exchange {
   const Workspace& work_;
   State& s_;
   bool waits_;
+  uint32_t before_ = 0;  // what the answer was before this launch; thread 0 of the others
 };
 
 }  // namespace dspark::cuda::attention

@@ -7,13 +7,18 @@
 // these bytes at the speed of memory (R = 32, L = 4096, 8 heads of 128 in bf16: 537 MB, 125 us of
 // an H200). The rows are multiplied in tiles of 16, so that few rows leave the arithmetic far below
 // the memory; all SMs read equal shares of the bytes, whatever the lengths are (plan.cuh); a row
-// that several CTAs have keys of is merged by them in the same launch (exchange.cuh).
+// that several CTAs have keys of is merged by them in the same launch: through the workspace
+// (exchange.cuh), or, where the tiles are few, by a cluster in its shared memory (cluster.cuh).
+//
+// Few keys are a matter of latencies: what depends on nothing is asked for together. Lengths first;
+// then pages and queries; then keys; and what other requests need is done behind the work.
 //
 // A `Compute` (tile_mma.cuh, tile_plain.cuh) goes over some keys of a tile and leaves a part
 // (results.cuh) in shared memory; all else is here.
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_KERNEL_CUH_
 #define DSPARK_CUDA_VERIFY_ATTENTION_KERNEL_CUH_
 
+#include "cuda/verify_attention/cluster.cuh"
 #include "cuda/verify_attention/exchange.cuh"
 #include "cuda/verify_attention/plan.cuh"
 #include "cuda/verify_attention/results.cuh"
@@ -26,10 +31,21 @@ struct Header {
   Exchange::State exchange;
   unsigned char* own_slot;  // of the results
   int32_t pending;
+  int32_t bad;     // a cluster's: this CTA has met a bad page
   Tile shared[2];  // tiles that this CTA shares with the one before and the one behind
 };
 constexpr uint32_t kHeaderBytes = 1024;
 static_assert(sizeof(Header) <= kHeaderBytes, "");
+
+// Requests that need no attention, those that fall to this CTA. Whole CTA.
+__device__ __forceinline__ void settle(const Args& args, const Plan& plan, bool usable) {
+  if (args.config.cluster == 0) {
+    settle_requests(args.p, usable);
+  } else if (!plan.tile().q.works() &&
+             blockIdx.x % (args.config.cluster * plan.tiles_of_request()) == 0) {
+    settle_request(args.p, plan.tile().request, plan.tile().q);
+  }
+}
 
 template <class Compute>
 __global__ void __launch_bounds__(Compute::kMaxThreads, 1)
@@ -38,14 +54,23 @@ __global__ void __launch_bounds__(Compute::kMaxThreads, 1)
   Header& header = *reinterpret_cast<Header*>(memory);
   Exchange exchange(args, header.exchange);
   exchange.open();
-  if (threadIdx.x == 0) header.own_slot = Results::own_slot(args);
+  Plan plan(args, header.plan);
+  if (args.config.cluster > 0) start_cluster(args, plan.first_request());
+  plan.read();
+  if (threadIdx.x == 0) {
+    header.own_slot = Results::own_slot(args);
+    header.pending = 0;
+  }
   const bool usable = usable_scales(args.p);
-  settle_requests(args.p, usable);
-  Plan plan(args, header.plan, usable);
-  if (!plan.takes_part()) return;
+  plan.form(usable);
+  exchange.ask();
+  if (!plan.takes_part()) {
+    settle(args, plan, usable);
+    return;
+  }
   Compute compute(args, memory + kHeaderBytes, exchange);
   const Results results(args, header.own_slot);
-  if (threadIdx.x == 0) header.pending = 0;
+  const bool clustered = args.config.cluster > 0 && plan.tile().sharers > 1;
   for (; plan.more(); plan.next()) {
     const Tile& tile = plan.tile();
     if (plan.from() >= plan.to()) continue;
@@ -59,9 +84,14 @@ __global__ void __launch_bounds__(Compute::kMaxThreads, 1)
       const int32_t first = unit;
       if (!args.config.invariant) unit = plan.to() - 1;  // one part for all of them
       bad |= compute.accumulate(tile, plan.key(first), plan.key(unit + 1));
+      if (clustered) break;
       const bool last = !plan.shared() && unit + 1 >= plan.to();
       results.keep(tile, compute.view(), first, plan.shared(), last, bad);
       __syncthreads();
+    }
+    if (clustered) {
+      if (threadIdx.x == 0) header.bad = bad;
+      break;
     }
     if (!plan.shared()) continue;
     exchange.admit();
@@ -69,6 +99,12 @@ __global__ void __launch_bounds__(Compute::kMaxThreads, 1)
       if (threadIdx.x == 0) header.shared[header.pending++] = tile;
     }
   }
+  if (clustered) {
+    merge_cluster(args, results, plan.tile(), compute.view(), plan.from() < plan.to(), &header.bad);
+    return;
+  }
+  if (args.config.cluster > 0) return;
+  settle(args, plan, usable);  // while the others' parts are on their way
   // Everybody arrives before anybody waits.
   __syncthreads();
   for (int i = 0; i < header.pending; ++i) {

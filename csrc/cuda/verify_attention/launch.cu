@@ -2,6 +2,8 @@
 //
 // Host side of verify_attention on CUDA: the kernel for the call, and one launch (where a
 // cooperative launch cannot be had: the counters zeroed, and one launch).
+#include <cstdlib>
+
 #include "core/families.h"
 #include "core/problems.h"
 #include "cuda/prim/launch.h"
@@ -35,6 +37,12 @@ dspark_status too_large(const Params& p, const prim::DeviceLimits& device) {
                        p.head_dim, device.shared_bytes_per_block);
 }
 
+// What a test wants of the clusters' mode: docs/testing.md lists the name.
+int64_t asked_for_clusters() {
+  const char* text = std::getenv("DSPARK_VERIFY_ATTENTION_CLUSTER");
+  return text == nullptr || *text == 0 ? -1 : std::strtol(text, nullptr, 10);
+}
+
 dspark_status start(const Choice& choice, const Args& args, void* stream) {
   prim::LaunchConfig launch;
   launch.grid = dim3(static_cast<unsigned>(args.config.grid));
@@ -42,7 +50,19 @@ dspark_status start(const Choice& choice, const Args& args, void* stream) {
   launch.shared_bytes = args.config.shared_bytes;
   launch.stream = stream;
   launch.cooperative = args.config.cooperative;
+  launch.cluster = static_cast<unsigned>(args.config.cluster);
+  launch.programmatic = args.config.cluster > 0;
   return prim::launch("verify_attention", choice.kernel, launch, args);
+}
+
+// The same launch in clusters of `size`.
+dspark_status start_clusters(const Choice& choice, const Args& args, int32_t size, void* stream) {
+  Args call = args;
+  call.config.cluster = size;
+  call.config.row_blocks = static_cast<int32_t>(attention::row_blocks(call.config, args.p));
+  call.config.grid = size * call.config.row_blocks * args.p.num_requests * args.p.num_kv_heads;
+  call.config.cooperative = false;
+  return start(choice, call, stream);
 }
 
 }  // namespace
@@ -87,6 +107,11 @@ dspark_status verify_attention(const Params& p, void* scratch, void* stream) {
   args.config.vectors =
       aligned(p.out) && multiple(p.head_dim, 4) &&
       (!mma || (aligned(p.q) && multiple(p.q_token_stride, 8) && multiple(p.q_head_stride, 8)));
+  const int32_t cluster = cluster_size(choice, p, device, asked_for_clusters());
+  if (cluster > 0) {
+    status = start_clusters(choice, args, cluster, stream);
+    if (status.code != DSPARK_UNSUPPORTED) return status;  // a part of a device may hold no cluster
+  }
   if (args.config.cooperative) {
     status = start(choice, args, stream);
     if (status.code != DSPARK_UNSUPPORTED) return status;

@@ -10,9 +10,17 @@
 // 1) share), so all CTAs read the same number of bytes and a tile that crosses a boundary is
 // shared by neighbours.
 //
+// With few tiles (config.h) a cluster has one tile: its number is that of the tile, whether the
+// request has such rows or not, and its CTAs take runs of equal length of the tile's units. That
+// needs the lengths of one request, and no look at the others.
+//
 // In the batch-invariant mode units are kSplitKeys large and each has a softmax of its own,
 // merged in ascending order, whoever has computed it. If there are more units than slots to hand
 // them over, a tile is not shared: it belongs to the CTA in which it begins.
+//
+// What a CTA waits for before it knows its share: the lengths of the requests, read once by one
+// thread each, and two barriers. The scheduler's list of work (core/work_plan.h) would not shorten
+// that: it names a request whose kv_len would have to be read behind it.
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_PLAN_CUH_
 #define DSPARK_CUDA_VERIFY_ATTENTION_PLAN_CUH_
 
@@ -43,11 +51,19 @@ struct Request {
   }
 };
 
+/// What the device knows of a request, as it was read.
+struct Lengths {
+  int32_t begin, end, kv_len;
+};
+__device__ __forceinline__ Lengths read_lengths(const Params& p, int64_t r) {
+  return {p.cu_seqlens[r], p.cu_seqlens[r + 1], p.kv_len[r]};
+}
+
 // `usable`: the scales of the cache are (results.cuh).
-__device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool usable) {
-  const int32_t begin = p.cu_seqlens[r], end = p.cu_seqlens[r + 1];
+__device__ __forceinline__ Request request_of(const Params& p, const Lengths& read, bool usable) {
+  const int32_t begin = read.begin, end = read.end;
   const bool bounded = begin >= 0 && begin <= end && end <= p.num_tokens;
-  Request q{begin, bounded ? end - begin : 0, p.kv_len[r], 0};
+  Request q{begin, bounded ? end - begin : 0, read.kv_len, 0};
   if (!bounded || q.q_len > p.max_q_len || q.kv_len < 0) {
     q.status = DSPARK_BAD_PARAM;
   } else if (q.q_len > 0 && !usable) {
@@ -57,17 +73,20 @@ __device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool
   }
   return q;
 }
+__device__ __forceinline__ Request read_request(const Params& p, int64_t r, bool usable) {
+  return request_of(p, read_lengths(p, r), usable);
+}
 
 /// Without padding: it is copied as a whole. Rows [row, row + rows) of a request (row = token *
 /// group + head of the group) and one KV head.
-struct Tile {
+struct alignas(16) Tile {
   Request q;
   int32_t request, head;
   int32_t row, rows;
   int32_t low, high;          // keys that any of the rows sees
   int32_t first_unit, units;  // where they lie; at least one unit
-  int32_t owner, sharers;     // the CTA that has the first unit, and how many have a part
-  int64_t begin;              // number of the first unit on the line of all units
+  int32_t owner, sharers;  // the CTA that has the first unit (0 in a cluster), how many have some
+  int64_t begin;           // number of the first unit on the line of all units
 
   __device__ bool last_rows(int32_t group) const { return row + rows == q.q_len * group; }
 };
@@ -76,35 +95,54 @@ static_assert(sizeof(Tile) == 16 + 10 * sizeof(int32_t) + sizeof(int64_t), "no p
 
 /// What all threads of a CTA know of the plan; it lies in shared memory.
 struct PlanState {
-  int64_t total, share, begin, end;  // units of all, of a CTA, and this CTA's range
-  int32_t participants;              // CTAs that have a share
-  int32_t group;                     // query heads of a KV head
-  bool whole;                        // no tile belongs to two CTAs
-  Tile tile;                         // the one at hand
-  int32_t from, to;                  // its units that are this CTA's; none if to <= from
-  int64_t sums[32];                  // scratch of the search
-  int64_t found[2];
+  int64_t share, begin, end;  // units of a CTA, and this CTA's range
+  int32_t participants;       // CTAs that have a share
+  int32_t group;              // query heads of a KV head
+  bool whole;                 // no tile belongs to two CTAs
+  bool works;                 // this CTA, or its cluster, has something to do
+  Tile tile;                  // the one at hand
+  int32_t from, to;           // its units that are this CTA's; none if to <= from
+  int64_t sums[32];           // scratch of the search
 };
 
 class Plan {
  public:
-  /// Whole CTA; the state is its alone. `usable`: scales are.
-  __device__ Plan(const Args& args, PlanState& state, bool usable)
-      : args_(args), p_(args.p), s_(state), usable_(usable) {
-    if (threadIdx.x == 0) s_.group = p_.num_q_heads / p_.num_kv_heads;
+  /// The state is this CTA's alone.
+  __device__ Plan(const Args& args, PlanState& state) : args_(args), p_(args.p), s_(state) {}
+
+  /// The first request that this thread counts; in a launch of clusters the one that all CTAs of
+  /// the cluster work for.
+  __device__ int64_t first_request() const {
+    const Config& c = args_.config;
+    if (c.cluster > 0) {
+      return static_cast<int32_t>(blockIdx.x) / (c.cluster * tiles_of_request());
+    }
+    return int64_t{threadIdx.x} * requests_of_thread();
+  }
+
+  /// Asks for the lengths that this thread needs first, and waits for nothing.
+  __device__ void read() {
+    const int64_t r = first_request();
+    if (r < p_.num_requests) lengths_ = read_lengths(p_, r);
+  }
+
+  /// Whole CTA, before all below. `usable`: scales are. Ends with a barrier.
+  __device__ void form(bool usable) {
+    usable_ = usable;
+    if (args_.config.cluster > 0) {
+      if (threadIdx.x == 0) take_cluster();
+    } else {
+      take_share();
+    }
     __syncthreads();
-    int64_t mine = 0;
-    for (int32_t r = threadIdx.x; r < p_.num_requests; r += blockDim.x) mine += units_of(r);
-    const int64_t total = sum_over_block(mine);
-    if (threadIdx.x == 0) share_out(total);
-    __syncthreads();
-    if (takes_part()) find();
   }
 
   /// CTAs that have a share.
   __device__ int32_t participants() const { return s_.participants; }
-  __device__ bool takes_part() const { return s_.begin < s_.end; }
+  __device__ bool takes_part() const { return s_.works; }
   __device__ bool whole() const { return s_.whole; }
+  /// Tiles of a request in a launch of clusters.
+  __device__ int32_t tiles_of_request() const { return args_.config.row_blocks * p_.num_kv_heads; }
 
   __device__ const Tile& tile() const { return s_.tile; }
   /// The tile may have units of this CTA. Tiles that begin behind have none.
@@ -126,7 +164,9 @@ class Plan {
   /// The tile behind this one. Whole CTA.
   __device__ void next() {
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && args_.config.cluster > 0) {
+      s_.end = s_.tile.begin - args_.config.overhead;  // there is none
+    } else if (threadIdx.x == 0) {
       Tile& t = s_.tile;
       const int64_t line = t.begin + t.units;
       if (t.head + 1 < p_.num_kv_heads) {
@@ -142,25 +182,102 @@ class Plan {
   }
 
  private:
-  // Equal shares of the line. One thread. No division of 64 bits: those are calls.
-  __device__ void share_out(int64_t total) {
-    const int64_t grid = args_.config.grid;
-    s_.total = total;
+  // Requests that a thread counts, neighbours.
+  __device__ int32_t requests_of_thread() const {
+    return (p_.num_requests - 1) / static_cast<int32_t>(blockDim.x) + 1;
+  }
+
+  // The tile that has this cluster's number, and this CTA's run of its units. One thread.
+  __device__ void take_cluster() {
+    const int32_t size = args_.config.cluster;
+    const int32_t rank = static_cast<int32_t>(blockIdx.x) % size;
+    const int32_t number = static_cast<int32_t>(blockIdx.x) / size % tiles_of_request();
+    Tile& t = s_.tile;
+    s_.group = p_.num_q_heads / p_.num_kv_heads;
+    s_.whole = false;
     s_.participants = 0;
-    s_.share = args_.config.min_share;
-    s_.whole = args_.config.invariant && total > args_.config.slots;
-    if (total > grid * s_.share) {
+    t.request = static_cast<int32_t>(first_request());
+    t.head = number % p_.num_kv_heads;
+    t.q = request_of(p_, lengths_, usable_);
+    const int32_t row = number / p_.num_kv_heads * args_.config.rows;
+    s_.works = t.q.works() && row < t.q.q_len * s_.group;
+    if (!s_.works) return;
+    set_rows(t, row);
+    const int32_t run = (t.units - 1) / size + 1;
+    t.owner = 0;
+    t.sharers = (t.units - 1) / run + 1;
+    t.begin = 0;
+    s_.from = min(t.units, rank * run);
+    s_.to = min(t.units, s_.from + run);
+    s_.end = t.units;
+  }
+
+  // This CTA's share of the line, and the first tile of it. Whole CTA.
+  __device__ void take_share() {
+    const int32_t count = requests_of_thread(), first = static_cast<int32_t>(first_request());
+    int64_t mine = 0;
+    for (int32_t i = 0; i < count && first + i < p_.num_requests; ++i) {
+      if (i > 0) lengths_ = read_lengths(p_, first + i);
+      mine += units_of(request_of(p_, lengths_, usable_));
+    }
+    const int64_t scan = inclusive_scan(mine);
+    if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
+    __syncthreads();
+    int64_t line = scan - mine, total = 0;
+    for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
+      if (w < threadIdx.x / 32) line += s_.sums[w];
+      total += s_.sums[w];
+    }
+    const Share share = share_of(total);
+    const bool works = share.begin < share.end;
+    // The thread whose requests have the share's first unit, or thread 0 if there is none.
+    if (works ? line <= share.begin && share.begin < line + mine : threadIdx.x == 0) {
+      s_.share = share.units;
+      s_.begin = share.begin;
+      s_.end = share.end;
+      s_.participants = share.participants;
+      s_.whole = args_.config.invariant && total > args_.config.slots;
+      s_.group = p_.num_q_heads / p_.num_kv_heads;
+      s_.works = works;
+      if (works) find(first, line);
+    }
+  }
+
+  struct Share {
+    int64_t units;       // of each CTA
+    int64_t begin, end;  // this one's
+    int32_t participants;
+  };
+
+  // Equal shares of the line. No division of 64 bits: those are calls.
+  __device__ Share share_of(int64_t total) const {
+    const int64_t grid = args_.config.grid;
+    Share s{args_.config.min_share, 0, 0, 0};
+    if (total > grid * s.units) {
       int64_t even = __umul64hi(total - 1, args_.config.grid_inverse);  // or one too few
       if (total - 1 - even * grid >= grid) ++even;
-      s_.share = even + 1;
+      s.units = even + 1;
     }
     // Shares that begin before the end: all but those that lie in the rest of the last ones.
-    const int64_t rest = grid * s_.share - total;
+    const int64_t rest = grid * s.units - total;
     const int64_t idle =
-        s_.share > rest ? 0 : static_cast<int32_t>(rest) / static_cast<int32_t>(s_.share);
-    if (total > 0) s_.participants = static_cast<int32_t>(grid - idle);
-    s_.begin = min64(total, blockIdx.x * s_.share);
-    s_.end = min64(total, s_.begin + s_.share);
+        s.units > rest ? 0 : static_cast<int32_t>(rest) / static_cast<int32_t>(s.units);
+    if (total > 0) s.participants = static_cast<int32_t>(grid - idle);
+    s.begin = min64(total, blockIdx.x * s.units);
+    s.end = min64(total, s.begin + s.units);
+    return s;
+  }
+
+  // The tile that has unit s_.begin (or the overhead before it), which is among those of the
+  // requests from r on, whose units start at `line`. One thread.
+  __device__ void find(int32_t r, int64_t line) {
+    for (; r + 1 < p_.num_requests; ++r) {
+      const int64_t units = units_of(read_request(p_, r, usable_));
+      if (s_.begin < line + units) break;
+      line += units;
+    }
+    set_request(r);
+    skip_rows(line);
   }
 
   // Where the tile's units lie, and which are this CTA's. One thread.
@@ -196,22 +313,24 @@ class Plan {
 
   __device__ void set_rows(Tile& t, int32_t row) const {
     const int shift = args_.config.unit_shift;
+    const int32_t group = p_.num_q_heads / p_.num_kv_heads;
     t.row = row;
-    t.rows = min(args_.config.rows, t.q.q_len * s_.group - row);
-    t.low = t.q.low(p_, row / s_.group);
-    t.high = t.q.high(p_, (row + t.rows - 1) / s_.group);
+    t.rows = min(args_.config.rows, t.q.q_len * group - row);
+    t.low = t.q.low(p_, row / group);
+    t.high = t.q.high(p_, (row + t.rows - 1) / group);
     t.first_unit = t.low >> shift;
     t.units = 1;
     if (t.low < t.high) t.units = ((t.high - 1) >> shift) - t.first_unit + 1;
   }
 
   // Units of a request, overhead included.
-  __device__ int64_t units_of(int32_t r) const {
+  __device__ int64_t units_of(const Request& q) const {
+    if (!q.works()) return 0;
     Tile t;
-    t.q = read_request(p_, r, usable_);
-    if (!t.q.works()) return 0;
+    t.q = q;
     int64_t units = 0;
-    for (int32_t row = 0; row < t.q.q_len * s_.group; row += args_.config.rows) {
+    const int32_t rows = q.q_len * (p_.num_q_heads / p_.num_kv_heads);
+    for (int32_t row = 0; row < rows; row += args_.config.rows) {
       set_rows(t, row);
       units += args_.config.overhead + t.units;
     }
@@ -225,47 +344,6 @@ class Plan {
       if (lane >= d) x += other;
     }
     return x;
-  }
-
-  // The sum over the block, for everybody. Ends with a barrier.
-  __device__ int64_t sum_over_block(int64_t x) {
-    const int64_t scan = inclusive_scan(x);
-    if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
-    __syncthreads();
-    int64_t sum = 0;
-    for (uint32_t w = 0; w < blockDim.x / 32; ++w) sum += s_.sums[w];
-    __syncthreads();
-    return sum;
-  }
-
-  // The tile that has unit s_.begin (or the overhead before it).
-  __device__ void find() {
-    int64_t before = 0;
-    for (int32_t r0 = 0; r0 < p_.num_requests; r0 += blockDim.x) {
-      const int32_t r = r0 + static_cast<int32_t>(threadIdx.x);
-      const int64_t units = r < p_.num_requests ? units_of(r) : 0;
-      const int64_t scan = inclusive_scan(units);
-      if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
-      __syncthreads();
-      int64_t base = before, all = 0;
-      for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
-        if (w < threadIdx.x / 32) base += s_.sums[w];
-        all += s_.sums[w];
-      }
-      const int64_t start = base + scan - units;
-      if (start <= s_.begin && s_.begin < start + units) {
-        s_.found[0] = r;
-        s_.found[1] = start;
-      }
-      __syncthreads();
-      before += all;
-      if (s_.begin < before) break;
-    }
-    if (threadIdx.x == 0) {
-      set_request(static_cast<int32_t>(s_.found[0]));
-      skip_rows(s_.found[1]);
-    }
-    __syncthreads();
   }
 
   // From the first tile of the request, whose units start at `line`, to the one with unit
@@ -287,7 +365,8 @@ class Plan {
   const Args& args_;
   const Params& p_;
   PlanState& s_;
-  bool usable_;
+  Lengths lengths_ = {0, 0, 0};  // of first_request()
+  bool usable_ = false;
 };
 
 }  // namespace dspark::cuda::attention

@@ -98,65 +98,24 @@ class Results {
   /// Slice `slice` of `slices` of a shared tile, from the slots of all its parts. Whole CTA.
   __device__ void merge(const Tile& t, int32_t slice, int32_t slices) const {
     const int32_t parts = args_.config.invariant ? t.units : t.sharers;
-    bool bad = false;
-    for (int32_t i = prim::thread_index(); i < parts; i += blockDim.x) {
-      bad |= *bad_of(slot_at(part_slot(t, i))) != 0;
-    }
-    bad = __syncthreads_or(bad) != 0;
     const int32_t each = (t.rows * columns_ - 1) / slices + 1;
     const int32_t end = min(t.rows * columns_, each * (slice + 1));
     for (int32_t e = each * slice + prim::thread_index(); e < end; e += blockDim.x) {
       const int32_t row = e / columns_;
       Running total = no_keys();
+      int32_t bad = 0;
 #pragma unroll 4
       for (int32_t i = 0; i < parts; ++i) {
-        fold(total, read_slot(slot_at(part_slot(t, i)), 0, row, e));
+        unsigned char* slot = slot_at(part_slot(t, i));
+        bad |= *bad_of(slot);  // of the whole part: each thread looks for itself
+        fold(total, read_slot(slot, 0, row, e));
       }
-      finish(t, row, e - row * columns_, total, bad);
-    }
-    if (slice == 0) write_status(t, bad);
-  }
-
- private:
-  // The slot of this CTA's part of a shared tile that starts with unit `from` of it.
-  __device__ int64_t shared_slot(const Tile& t, int32_t from) const {
-    if (args_.config.invariant) return t.begin + from;
-    return 2 * static_cast<int64_t>(blockIdx.x) + (from == 0);
-  }
-  // The slot of part `part`, in the order of keys.
-  __device__ int64_t part_slot(const Tile& t, int32_t part) const {
-    if (args_.config.invariant) return t.begin + part;
-    return 2 * static_cast<int64_t>(t.owner + part) + (part == 0);
-  }
-
-  // The request's status, by the CTA that finishes the last rows of its first KV head.
-  __device__ void write_status(const Tile& t, bool bad) const {
-    const int32_t group = p_.num_q_heads / p_.num_kv_heads;
-    if (threadIdx.x == 0 && t.head == 0 && t.last_rows(group)) {
-      p_.status[t.request] = bad ? DSPARK_BAD_PAGE : 0;
+      finish(t, row, e - row * columns_, total, bad != 0);
+      if (e == 0) write_status(t, bad != 0);  // thread 0, which writes it
     }
   }
 
-  __device__ unsigned char* slot_at(int64_t slot) const {
-    return args_.work.slots + slot * slot_bytes(args_.config);
-  }
-  __device__ int32_t* bad_of(unsigned char* slot) const {
-    return reinterpret_cast<int32_t*>(slot + slot_head(args_.config) - 16);
-  }
-  __device__ float2* softmax_of(unsigned char* slot, int set, int32_t row) const {
-    return reinterpret_cast<float2*>(slot) + set * args_.config.rows + row;
-  }
-  __device__ float4* values_of(unsigned char* slot, int32_t e) const {
-    return reinterpret_cast<float4*>(slot + slot_head(args_.config)) + e;
-  }
-
-  __device__ Running read_slot(unsigned char* slot, int set, int32_t row, int32_t e) const {
-    const float2 ms = *softmax_of(slot, set, row);
-    const float4 v = *values_of(slot, e);
-    return {ms.x, ms.y, {v.x, v.y, v.z, v.w}};
-  }
-
-  // Four values of `out`; the first four of a row also its lse.
+  /// Four values of `out`; the first four of a row also its lse.
   __device__ void finish(const Tile& t, int32_t tile_row, int32_t column, const Running& r,
                          bool bad) const {
     const int32_t group = p_.num_q_heads / p_.num_kv_heads;
@@ -178,6 +137,48 @@ class Results {
       lse = static_cast<float>(fma_f64(r.max, 0.69314718055994531, log_f64(r.sum)));
     }
     p_.lse[row] = lse;
+  }
+
+  /// The request's status, by the CTA that finishes the last rows of its first KV head.
+  __device__ void write_status(const Tile& t, bool bad) const {
+    const int32_t group = p_.num_q_heads / p_.num_kv_heads;
+    if (threadIdx.x == 0 && t.head == 0 && t.last_rows(group)) {
+      p_.status[t.request] = bad ? DSPARK_BAD_PAGE : 0;
+    }
+  }
+
+  /// Groups of four values in a row.
+  __device__ int32_t columns() const { return columns_; }
+
+ private:
+  // The slot of this CTA's part of a shared tile that starts with unit `from` of it.
+  __device__ int64_t shared_slot(const Tile& t, int32_t from) const {
+    if (args_.config.invariant) return t.begin + from;
+    return 2 * static_cast<int64_t>(blockIdx.x) + (from == 0);
+  }
+  // The slot of part `part`, in the order of keys.
+  __device__ int64_t part_slot(const Tile& t, int32_t part) const {
+    if (args_.config.invariant) return t.begin + part;
+    return 2 * static_cast<int64_t>(t.owner + part) + (part == 0);
+  }
+
+  __device__ unsigned char* slot_at(int64_t slot) const {
+    return args_.work.slots + slot * slot_bytes(args_.config);
+  }
+  __device__ int32_t* bad_of(unsigned char* slot) const {
+    return reinterpret_cast<int32_t*>(slot + slot_head(args_.config) - 16);
+  }
+  __device__ float2* softmax_of(unsigned char* slot, int set, int32_t row) const {
+    return reinterpret_cast<float2*>(slot) + set * args_.config.rows + row;
+  }
+  __device__ float4* values_of(unsigned char* slot, int32_t e) const {
+    return reinterpret_cast<float4*>(slot + slot_head(args_.config)) + e;
+  }
+
+  __device__ Running read_slot(unsigned char* slot, int set, int32_t row, int32_t e) const {
+    const float2 ms = *softmax_of(slot, set, row);
+    const float4 v = *values_of(slot, e);
+    return {ms.x, ms.y, {v.x, v.y, v.z, v.w}};
   }
 
   __device__ void store_row(int64_t at, int32_t left, const float (&x)[4]) const {
@@ -219,6 +220,7 @@ __device__ __forceinline__ bool bad_pages(const Params& p, int64_t r, int32_t fr
 
 /// Whether every scale of the cache is a positive finite number. Whole CTA.
 __device__ __forceinline__ bool usable_scales(const Params& p) {
+  if (p.k_scale == nullptr && p.v_scale == nullptr) return true;
   bool bad = false;
   for (int32_t h = threadIdx.x; h < p.num_kv_heads; h += blockDim.x) {
     bad |= !is_kv_scale(kv_scale(p.k_scale, p.k_scale_stride, h)) ||
@@ -227,26 +229,31 @@ __device__ __forceinline__ bool usable_scales(const Params& p) {
   return __syncthreads_or(bad) == 0;
 }
 
-/// Requests that need no attention: their status, and NaN in the rows of those in trouble.
+/// A request that needs no attention: its status, and NaN in its rows if it is in trouble. Whole
+/// CTA.
+__device__ __forceinline__ void settle_request(const Params& p, int64_t r, const Request& q) {
+  int32_t status = q.status;
+  if (status == DSPARK_KV_OVERFLOW) {
+    const int64_t capacity = static_cast<int64_t>(p.max_pages) * p.page_size;
+    const int32_t end = static_cast<int32_t>(min64(q.high(p, q.q_len - 1), capacity));
+    if (__syncthreads_or(bad_pages(p, r, q.low(p, 0), end))) status |= DSPARK_BAD_PAGE;
+  }
+  if (threadIdx.x == 0) p.status[r] = status;
+  if (status == 0) return;
+  const float nan = kInfinity - kInfinity;
+  const int64_t heads = p.num_q_heads, count = q.q_len * heads, first = q.first * heads;
+  for (int64_t i = threadIdx.x; i < count * p.head_dim; i += blockDim.x) {
+    store_f32(p.out, p.dtype, first * p.head_dim + i, nan);
+  }
+  if (p.lse == nullptr) return;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) p.lse[first + i] = nan;
+}
+
+/// All requests that need no attention, shared out among the CTAs.
 __device__ __forceinline__ void settle_requests(const Params& p, bool usable) {
   for (int64_t r = blockIdx.x; r < p.num_requests; r += gridDim.x) {
     const Request q = read_request(p, r, usable);
-    if (q.works()) continue;
-    int32_t status = q.status;
-    if (status == DSPARK_KV_OVERFLOW) {
-      const int64_t capacity = static_cast<int64_t>(p.max_pages) * p.page_size;
-      const int32_t end = static_cast<int32_t>(min64(q.high(p, q.q_len - 1), capacity));
-      if (__syncthreads_or(bad_pages(p, r, q.low(p, 0), end))) status |= DSPARK_BAD_PAGE;
-    }
-    if (threadIdx.x == 0) p.status[r] = status;
-    if (status == 0) continue;
-    const float nan = kInfinity - kInfinity;
-    const int64_t heads = p.num_q_heads, count = q.q_len * heads, first = q.first * heads;
-    for (int64_t i = threadIdx.x; i < count * p.head_dim; i += blockDim.x) {
-      store_f32(p.out, p.dtype, first * p.head_dim + i, nan);
-    }
-    if (p.lse == nullptr) continue;
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) p.lse[first + i] = nan;
+    if (!q.works()) settle_request(p, r, q);
   }
 }
 

@@ -61,7 +61,8 @@ typedef struct dspark_verify_attention_params {
   int64_t page_table_stride;  ///< elements between requests
   const int32_t* kv_len;      ///< [R] lengths INCLUDING the new tokens; device data
   const int32_t* cu_seqlens;  ///< [R + 1] query rows of each request; device data
-  const int32_t* work;        ///< plan written by dspark_prefix_scheduler(), or NULL
+  const int32_t* work;        ///< plan written by dspark_prefix_scheduler(), or NULL; no backend
+                              ///< reads it: the lengths are needed anyway and say as much
   int32_t work_size;          ///< entries of `work`
   void* out;                  ///< [B, Hq, D] out, contiguous, dtype of q
   float* lse;                 ///< [B, Hq] out, contiguous, or NULL
