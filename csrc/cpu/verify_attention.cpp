@@ -26,12 +26,13 @@ using Params = dspark_verify_attention_params;
 constexpr int64_t kSplit = 512;    // keys; a multiple of kBlock
 constexpr int kRowsPerPiece = 64;  // enough to hide how keys and values are laid out
 constexpr int kDirectRows = 8;     // up to here a float32 value is used once or twice: not moved
-constexpr int64_t kMaxState = 1 << 16;  // floats: the state of all KV heads fits in L2
-constexpr int64_t kStreamRow = 2048;    // bytes: shorter rows, read whole, the processor foresees
-constexpr int64_t kMaxParts = 512;      // bounds the workspace of the split form
+constexpr int64_t kMaxState = 1 << 16;       // floats: the state of all KV heads fits in L2
+constexpr int64_t kMaxParts = 512;           // bounds the workspace of the split form
 constexpr int64_t kWorkPerThread = 1 << 21;  // multiply-adds, ~50 us: less is not worth a fork
 
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2E = 1.44269504f;
+constexpr double kLn2 = 0.69314718055994531;
 
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -42,6 +43,7 @@ struct Shape {
   int group, width, tokens_per_piece;
   int rows;        // most query rows of a piece that share a KV head
   int heads;       // KV heads of a piece
+  int64_t ahead;   // pieces of kAheadBytes in a row of the cache, or a bit more
   int64_t splits;  // upper bound per request
 
   explicit Shape(const Params& p) {
@@ -54,15 +56,17 @@ struct Shape {
     const int threads = max_threads(p.num_threads);
     const bool busy = threads == 1 || p.num_requests >= 2 * threads;
     heads = busy && all <= kMaxState ? p.num_kv_heads : 1;
+    ahead = heads * round_up(p.head_dim * dtype_bytes(p.cache_dtype), kAheadBytes) / kAheadBytes;
     splits = (static_cast<int64_t>(p.max_pages) * p.page_size + kSplit - 1) / kSplit;
   }
 
   // Floats of one state, and of one thread's scratch. Multiples of 16: cache lines, not shared.
   int64_t state() const { return round_up(static_cast<int64_t>(heads) * rows * (width + 2), 16); }
   int64_t per_thread() const {
-    const int64_t floats = static_cast<int64_t>(heads) * rows * width +            // q
-                           static_cast<int64_t>(rows) * (kBlock + 2) +             // scores, ranges
-                           INT64_C(2) * kBlock * width + INT64_C(5) * kBlock * 2;  // k, v, pointers
+    const int64_t floats = static_cast<int64_t>(heads) * rows * width +  // q
+                           static_cast<int64_t>(rows) * (kBlock + 2) +   // scores, ranges
+                           INT64_C(2) * kBlock * width +                 // k, v
+                           (3 + 2 * ahead) * kBlock * 2;                 // pointers
     return 2 * state() + round_up(floats, 16);
   }
 };
@@ -76,7 +80,7 @@ struct Scratch {
   AttentionState total, part;
   float *q, *scores, *k, *v_wide;  // [rows, width], [rows, kBlock], [width, kBlock] twice
   const void **k_rows, **v_rows;   // [kBlock]
-  const void** ahead;              // [2 * kBlock]
+  const void** ahead;              // [2 * kBlock * shape.ahead]
   const float** v;                 // [kBlock]
   int *begin, *end;                // [rows]
 
@@ -86,7 +90,7 @@ struct Scratch {
     k_rows = reinterpret_cast<const void**>(at + 2 * shape.state());
     v_rows = k_rows + kBlock;
     ahead = v_rows + kBlock;
-    v = reinterpret_cast<const float**>(ahead + 2 * kBlock);
+    v = reinterpret_cast<const float**>(ahead + 2 * kBlock * shape.ahead);
     k = reinterpret_cast<float*>(v + kBlock);
     v_wide = k + static_cast<int64_t>(kBlock) * shape.width;
     scores = v_wide + static_cast<int64_t>(kBlock) * shape.width;
@@ -178,7 +182,7 @@ class Piece {
 
   void load_queries(const Scratch& s) const {
     for (int64_t h = 0; h < shape_.heads; ++h) {
-      const float scale = p_.scale * k_scale(p_, head_ + h);
+      const float scale = p_.scale * k_scale(p_, head_ + h) * kLog2E;
       for (int64_t t = 0; t < tokens_; ++t) {
         const int64_t token = request_.first_token + first_ + t;
         const int64_t head = (head_ + h) * shape_.group;
@@ -224,7 +228,8 @@ class Piece {
         loops_.finish(out, p_.dtype, state, m, shape_.width, p_.head_dim,
                       v_scale(p_, head_ + m / rows_));
         const float sum = state.sum[m];
-        lse = sum > 0.0f ? static_cast<float>(state.max[m] + log_f64(sum)) : state.max[m] + sum;
+        lse = sum > 0.0f ? static_cast<float>(state.max[m] * kLn2 + log_f64(sum))
+                         : state.max[m] + sum;
       } else {
         for (int d = 0; d < p_.head_dim; ++d) store_f32(out, p_.dtype, d, 0.0f);
       }
@@ -235,7 +240,38 @@ class Piece {
  private:
   // Keys [key, key + kBlock), as far as the piece sees them.
   void run_block(const Scratch& s, int64_t key, const AttentionState& state) const {
-    const int64_t from = max64(low_, key), to = min64(high_, key + kBlock);
+    find_ranges(s, key);
+    const int64_t ahead = find_ahead(s, key + kBlock);
+    const int first = static_cast<int>(max64(low_ - key, 0));
+    const int last = static_cast<int>(min64(high_ - key, kBlock));
+    find_rows(s, key, first, last);
+    for (int64_t h = 0; h < shape_.heads; ++h) {
+      const int64_t at = h * p_.head_stride, m = h * rows_;
+      loops_.transpose(s.k, s.k_rows, at, p_.cache_dtype, first, last, p_.head_dim);
+      if (!direct()) {
+        loops_.widen_panels(s.v_wide, s.v_rows, at, p_.cache_dtype, first, last, p_.head_dim);
+      }
+      const int64_t asked = ahead * h / shape_.heads;
+      loops_.block({rows_,
+                    p_.head_dim,
+                    shape_.width,
+                    p_.soft_cap * kLog2E,
+                    s.q + m * shape_.width,
+                    s.begin,
+                    s.end,
+                    s.k,
+                    s.v,
+                    direct() ? at : 0,
+                    direct() ? loops_.panel : static_cast<int64_t>(kBlock) * loops_.panel,
+                    s.scores,
+                    {state.max + m, state.sum + m, state.acc + m * shape_.width},
+                    s.ahead + asked,
+                    static_cast<int>(ahead * (h + 1) / shape_.heads - asked)});
+    }
+  }
+
+  // The keys of the block at `key` that each row sees.
+  void find_ranges(const Scratch& s, int64_t key) const {
     for (int64_t t = 0; t < tokens_; ++t) {
       const int64_t low = max64(request_.low(p_, first_ + t) - key, 0);
       const int64_t high = min64(request_.high(p_, first_ + t) - key, kBlock);
@@ -244,28 +280,6 @@ class Piece {
         s.end[m] = static_cast<int>(max64(high, 0));
       }
     }
-    for (int64_t h = 0; h < shape_.heads; ++h) {
-      gather_rows(s, head_ + h, key, from, to);
-      const bool last = h + 1 == shape_.heads;
-      const int ahead = find_ahead(s, head_ + (last ? 0 : h + 1), last ? key + kBlock : key);
-      const int64_t m = h * rows_;
-      const int64_t bytes = p_.head_dim * dtype_bytes(p_.cache_dtype);
-      loops_.block({rows_,
-                    p_.head_dim,
-                    shape_.width,
-                    p_.soft_cap,
-                    s.q + m * shape_.width,
-                    s.begin,
-                    s.end,
-                    s.k,
-                    s.v,
-                    direct() ? loops_.panel : static_cast<int64_t>(kBlock) * loops_.panel,
-                    s.scores,
-                    {state.max + m, state.sum + m, state.acc + m * shape_.width},
-                    s.ahead,
-                    ahead,
-                    static_cast<int>((bytes + 63) / 64)});
-    }
   }
 
   // Values are used where they lie, not laid out in panels.
@@ -273,47 +287,54 @@ class Piece {
     return p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width && rows_ <= kDirectRows;
   }
 
-  // Where the keys and values of positions [from, to) lie, at index `at - key`.
-  void find_rows(int64_t head, int64_t key, int64_t from, int64_t to, const void** k_rows,
-                 const void** v_rows) const {
+  // body(n, byte offset in the caches) of the rows n in [first, last) of the block at `key`.
+  template <class Body>
+  void for_rows(int64_t key, int64_t first, int64_t last, const Body& body) const {
     const int32_t* table = p_.page_table + request_.index * p_.page_table_stride;
-    for (int64_t at = from; at < to;) {
-      const int64_t column = at / p_.page_size, in_page = at - column * p_.page_size;
-      const int64_t count = min64(p_.page_size - in_page, to - at);
-      int64_t offset =
-          table[column] * p_.page_stride + in_page * p_.row_stride + head * p_.head_stride;
-      for (int64_t n = at - key; n < at - key + count; ++n, offset += p_.row_stride) {
-        k_rows[n] = advance(p_.k_cache, p_.cache_dtype, offset);
-        v_rows[n] = advance(p_.v_cache, p_.cache_dtype, offset);
-      }
-      at += count;
+    const int64_t bytes = dtype_bytes(p_.cache_dtype), step = p_.row_stride * bytes;
+    int64_t column = (key + first) / p_.page_size;
+    int64_t in_page = key + first - column * p_.page_size;
+    for (int64_t n = first; n < last; ++column, in_page = 0) {
+      const int64_t stop = min64(last, n + p_.page_size - in_page);
+      int64_t offset = bytes * (table[column] * p_.page_stride + in_page * p_.row_stride +
+                                head_ * p_.head_stride);
+      for (; n < stop; ++n, offset += step) body(n, offset);
     }
   }
 
-  // The keys and values of positions [from, to) as the loops want them. Keys outside that range
-  // repeat a valid one: tiles may read them, no result uses them.
-  void gather_rows(const Scratch& s, int64_t head, int64_t key, int64_t from, int64_t to) const {
-    find_rows(head, key, from, to, s.k_rows, s.v_rows);
-    const int first = static_cast<int>(from - key), last = static_cast<int>(to - key);
+  // Where the rows of the block lie. Keys outside [first, last) repeat a valid one: tiles may read
+  // them, no result uses them.
+  void find_rows(const Scratch& s, int64_t key, int first, int last) const {
+    const auto* k = static_cast<const char*>(p_.k_cache);
+    const auto* v = static_cast<const char*>(p_.v_cache);
+    for_rows(key, first, last, [&](int64_t n, int64_t offset) {
+      s.k_rows[n] = k + offset;
+      s.v_rows[n] = v + offset;
+    });
     for (int n = 0; n < first; ++n) s.k_rows[n] = s.k_rows[first];
     for (int n = last; n < kBlock; ++n) s.k_rows[n] = s.k_rows[last - 1];
-    loops_.transpose(s.k, s.k_rows, p_.cache_dtype, first, last, p_.head_dim);
-    if (!direct()) {
-      loops_.widen_panels(s.v_wide, s.v_rows, p_.cache_dtype, first, last, p_.head_dim);
-    }
     for (int n = first; n < last; ++n) {
       s.v[n] = direct() ? static_cast<const float*>(s.v_rows[n]) : s.v_wide + n * loops_.panel;
     }
   }
 
-  // Rows that the next block will read.
-  int find_ahead(const Scratch& s, int64_t head, int64_t key) const {
-    const int64_t from = max64(low_, key), to = min64(high_, key + kBlock);
-    const int64_t row = shape_.heads * p_.head_dim * dtype_bytes(p_.cache_dtype);
-    if (from >= to || (shape_.heads == p_.num_kv_heads && row < kStreamRow)) return 0;
-    const int count = static_cast<int>(to - from);
-    find_rows(head, from, from, to, s.ahead, s.ahead + count);
-    return 2 * count;
+  // What the block at `key` will read, in the order of memory where a row holds all heads.
+  int64_t find_ahead(const Scratch& s, int64_t key) const {
+    const int64_t last = min64(high_ - key, kBlock), size = dtype_bytes(p_.cache_dtype);
+    const bool whole = p_.head_stride == p_.head_dim;
+    const int64_t bytes = p_.head_dim * size * (whole ? shape_.heads : 1);
+    const void** to = s.ahead;
+    for (int64_t h = 0; h < (whole ? 1 : shape_.heads); ++h) {
+      for (int side = 0; side < 2; ++side) {
+        const void* cache = side == 0 ? p_.k_cache : p_.v_cache;
+        const char* from = static_cast<const char*>(cache) + h * p_.head_stride * size;
+        for_rows(key, 0, last, [&](int64_t, int64_t offset) {
+          const char* const end = from + offset + bytes;
+          for (const char* at = from + offset; at < end; at += kAheadBytes) *to++ = at;
+        });
+      }
+    }
+    return to - s.ahead;
   }
 
   const Params& p_;
