@@ -65,7 +65,7 @@ struct Walk {
 
 /// What is still to be drawn when the coins have been thrown.
 enum class Pending : int32_t { kNothing, kResidual, kRefused, kBonus };
-struct Last {
+struct alignas(16) Last {  // copied whole: 16 bytes in one access
   Pending what;
   int32_t row;
   int32_t draft;

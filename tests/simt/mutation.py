@@ -77,6 +77,10 @@ ALLOWED: dict[str, str] = {
     "markov_loop/tile_wgmma.cuh free: __syncwarp();": (
         "brings the lanes together for wgmma, which wants it; orders no memory"
     ),
+    "rejection_sampler/kernel.cuh rejection_sampler_kernel: "
+    "if (decides) prim::grid_dependency_wait();  // it must not end before the one ahead": (
+        "a request without a part touches nothing; the emulation runs launches one after another"
+    ),
     "rejection_sampler/team.cuh barrier: __syncwarp();  // whole warps arrive": (
         "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
     ),

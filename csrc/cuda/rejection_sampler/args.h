@@ -50,6 +50,7 @@ struct RowRecord {
   int32_t top_segment;
   Cut cut;
   float draft_logit;  // processed logit of the draft, before the cut
+  float draft_raw;    // and as it came
   int32_t columns;    // of the draft's law
   int32_t nan, empty;
   DraftLook look;

@@ -11,7 +11,9 @@
 //
 // Few requests cannot fill a GPU row by row. Then a first launch gives every row a team, and leaves
 // what it found in the workspace; the second one, started early, decides and reads again only the
-// segments of the last row. Which of the two it is follows from sizes.
+// segments of the last row. Which of the two it is follows from sizes. What one thread decides, all
+// wait for, so it asks no memory: records and drafts' logits lie in shared memory by then, and the
+// other warps ask for the first row's slice in L2 while it reads the request.
 //
 // Traffic: the visited rows once, and once those of stored draft laws; the row of a residual again
 // out of shared memory (a slice of it fits there when the team is large enough) or L2. The floor is
@@ -57,11 +59,33 @@ __device__ __forceinline__ void lay_out(const Args& args, Shared& s, int32_t ran
   s.list.count = 0;
 }
 
-/// A row's record out of the workspace, instead of a scan. Thread 0.
-__device__ __forceinline__ void recall(const Args& args, Shared& s) {
+/// The slice of the first row that will be read, as far as that is known without its request. All
+/// warps but the first.
+__device__ __forceinline__ void prefetch_first(const Args& args, int32_t rank, int32_t r,
+                                               int32_t i) {
+  const Params& p = args.p;
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) - 32;
+  if (thread < 0 || p.target_lse != nullptr) return;
+  const int64_t number = int64_t{p.cu_seqlens[r]} + i;
+  if (number < 0 || number >= p.cu_seqlens[r + 1] || number >= p.num_rows) return;
+  const int32_t first = rank * args.plan.slice;
+  prefetch_slice(p, number, first, first + args.plan.slice, thread, kThreads - 32);
+}
+
+/// What kRows has left of the request's rows, all at once into shared memory. Whole block.
+__device__ __forceinline__ void fetch_records(const Args& args, int64_t r, unsigned char* memory) {
+  const int32_t rows = args.p.gamma + 1;
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(args.work.records + r * rows);
+  uint32_t* to = reinterpret_cast<uint32_t*>(memory);
+  const int32_t words = rows * static_cast<int32_t>(sizeof(RowRecord) / sizeof(uint32_t));
+  for (int32_t j = static_cast<int32_t>(threadIdx.x); j < words; j += kThreads) to[j] = from[j];
+}
+
+/// A row's record, instead of a scan. Thread 0.
+__device__ __forceinline__ void recall(const Args& args, Shared& s, const unsigned char* memory) {
   Row& row = s.row;
   const int64_t at = s.walk.r * (args.p.gamma + 1) + s.walk.i;
-  const RowRecord& x = args.work.records[at];
+  const RowRecord& x = reinterpret_cast<const RowRecord*>(memory)[s.walk.i];
   row.stats = stats_at(args.work.stats, at, args.plan.segments, row.first);
   row.nan = x.nan != 0;
   row.empty = x.empty != 0;
@@ -76,14 +100,23 @@ __device__ __forceinline__ void recall(const Args& args, Shared& s) {
   row.look = x.look;
   row.draft.vocab = x.columns;
   s.walk.draft_z = x.draft_logit;
+  s.walk.draft_raw = x.draft_raw;
+}
+
+/// kDecide: whether the walk has asked for a row, which is there. Thread 0.
+__device__ __forceinline__ bool recalled(const Args& args, Shared& s, const unsigned char* memory) {
+  if (args.phase != Phase::kDecide || s.walk.op != Op::kScan) return false;
+  recall(args, s, memory);
+  return true;
 }
 
 __device__ __forceinline__ void publish(const Args& args, const Shared& s) {
   const Row& row = s.row;
   RowRecord& x = args.work.records[s.walk.r * (args.p.gamma + 1) + s.walk.i];
-  x = RowRecord{row.mass,        row.log_mass,    row.raw_top,       row.raw_log_mass,
-                row.top,         row.top_segment, row.cut,           s.walk.draft_z,
-                row.draft.vocab, row.nan ? 1 : 0, row.empty ? 1 : 0, row.look};
+  x = RowRecord{row.mass,         row.log_mass,    row.raw_top,     row.raw_log_mass,
+                row.top,          row.top_segment, row.cut,         s.walk.draft_z,
+                s.walk.draft_raw, row.draft.vocab, row.nan ? 1 : 0, row.empty ? 1 : 0,
+                row.look};
 }
 
 /// Thread 0: what the team has found in its slices.
@@ -103,13 +136,10 @@ __device__ __forceinline__ void take_tops(Shared& s, const Tops& t) {
 __device__ __forceinline__ bool scan_row(Team& team, const Args& args, Shared& s) {
   Row& row = s.row;
   const bool target = s.walk.scan_target, law = s.walk.scan_draft;
-  if (args.phase == Phase::kDecide && target) {
-    if (threadIdx.x == 0) recall(args, s);
-    return false;
-  }
   Tops tops{};
   if (target && threadIdx.x == kThreads - 1 && s.walk.draft >= 0) {
     s.walk.draft_z = logit_before_cut(row.law, s.walk.draft);
+    s.walk.draft_raw = load_f32(row.law.logits, row.law.dtype, s.walk.draft);
   }
   if (target) tops = scan_slice(row);
   if (law && args.p.support_ids != nullptr) {
@@ -118,8 +148,8 @@ __device__ __forceinline__ bool scan_row(Team& team, const Args& args, Shared& s
     look_at_row(row.draft, s.walk.draft, team, &tops);
   }
   if (target && args.plan.prefetch != 0 && s.walk.i < s.walk.s.length) {
-    const void* next = advance(row.law.logits, row.law.dtype, args.p.target_stride);
-    prefetch_slice(row.law, next, row.first, row.end);
+    prefetch_slice(args.p, s.walk.s.first_row + s.walk.i + 1, row.first, row.end,
+                   static_cast<int32_t>(threadIdx.x), kThreads);
   }
   tops = combine(team, tops);
   if (threadIdx.x == 0) take_tops(s, tops);
@@ -193,13 +223,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     rejection_sampler_kernel(const __grid_constant__ Args args) {
   DSPARK_DYNAMIC_SHARED(memory);
   __shared__ Shared s;
-  const bool rows = args.phase == Phase::kRows;
+  const bool rows = args.phase == Phase::kRows, decides = args.phase == Phase::kDecide;
   if (rows) prim::grid_dependency_launch();
-  if (args.phase == Phase::kDecide) prim::grid_dependency_wait();
   const int32_t size = args.plan.team;
   const int32_t index = static_cast<int32_t>(blockIdx.x) / size;
   const int32_t r = rows ? index / (args.p.gamma + 1) : index;
-  if (!takes_part(args.p, r)) return;
+  if (!takes_part(args.p, r)) {
+    if (decides) prim::grid_dependency_wait();  // it must not end before the one ahead
+    return;
+  }
   Team team{&s.team, size, static_cast<int32_t>(blockIdx.x) % size, 0};
   const Walker walker{args.p, s.walk, s.row, s.draw, team.rank == 0, rows};
   if (threadIdx.x == 0) {
@@ -208,16 +240,26 @@ __global__ void __launch_bounds__(kThreads, 2)
     s.walk.i = rows ? index % (args.p.gamma + 1) : 0;
     s.walk.turn = Turn::kStart;
   }
+  if (!decides) prefetch_first(args, team.rank, r, rows ? index % (args.p.gamma + 1) : 0);
 #pragma unroll 1
-  for (;;) {
-    if (threadIdx.x == 0) walker.advance();
+  for (bool begins = true;; begins = false) {
+    if (threadIdx.x == 0) {
+      do {
+        walker.advance();
+      } while (!begins && recalled(args, s, memory));
+    }
+    if (decides && begins) {  // the request has been read beside the launch ahead
+      prim::grid_dependency_wait();
+      fetch_records(args, r, memory);
+    }
     __syncthreads();
     const Op op = s.walk.op;
     if (op == Op::kDone) break;
     const bool lists = op == Op::kList;
     bool cuts = false;
-    if (op == Op::kScan) cuts = scan_row(team, args, s);
-    const bool scans = op == Op::kScan && s.walk.scan_target && args.phase != Phase::kDecide;
+    if (decides && threadIdx.x == 0) recalled(args, s, memory);
+    if (op == Op::kScan && !decides) cuts = scan_row(team, args, s);
+    const bool scans = op == Op::kScan && s.walk.scan_target && !decides;
 #pragma unroll 1
     for (bool first = true; scans || lists; first = false) {
       if (scans) find_masses(team, s.row, first);

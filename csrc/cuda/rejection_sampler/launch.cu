@@ -101,7 +101,9 @@ dspark_status start(const Args& args, Phase phase, int64_t teams, void* stream) 
   prim::LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(teams * call.plan.team));
   config.block = dim3(verify::kThreads);
-  config.shared_bytes = static_cast<size_t>(call.plan.shared_bytes);
+  config.shared_bytes = phase == Phase::kDecide
+                            ? static_cast<size_t>(call.p.gamma + 1) * sizeof(verify::RowRecord)
+                            : static_cast<size_t>(call.plan.shared_bytes);
   config.stream = stream;
   config.programmatic = phase == Phase::kDecide;
   config.cluster = call.plan.team > 1 ? static_cast<unsigned>(call.plan.team) : 0;

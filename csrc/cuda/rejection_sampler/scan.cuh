@@ -166,15 +166,16 @@ __device__ __forceinline__ Masses slice_masses(const Row& row, const float* sums
   return m;
 }
 
-/// Ask for a slice of a row in L2.
-__device__ __forceinline__ void prefetch_slice(const RowLaw& law, const void* logits, int32_t first,
-                                               int32_t end) {
-  const int64_t from = static_cast<int64_t>(first) * kSegment * dtype_bytes(law.dtype);
-  const int32_t last = end * kSegment < law.vocab ? end * kSegment : law.vocab;
-  const int64_t until = static_cast<int64_t>(last) * dtype_bytes(law.dtype);
-  for (int64_t at = from + 128 * static_cast<int64_t>(threadIdx.x); at < until;
-       at += 128 * kThreads) {
-    prim::prefetch_l2(static_cast<const char*>(logits) + at);
+/// Ask for segments first .. end of target row `number` in L2: thread `thread` of `threads`.
+__device__ __forceinline__ void prefetch_slice(const Params& p, int64_t number, int32_t first,
+                                               int32_t end, int32_t thread, int32_t threads) {
+  const char* logits =
+      static_cast<const char*>(advance(p.target_logits, p.target_dtype, number * p.target_stride));
+  const int64_t from = static_cast<int64_t>(first) * kSegment * dtype_bytes(p.target_dtype);
+  const int32_t last = end * kSegment < p.vocab_size ? end * kSegment : p.vocab_size;
+  const int64_t until = static_cast<int64_t>(last) * dtype_bytes(p.target_dtype);
+  for (int64_t at = from + 128 * static_cast<int64_t>(thread); at < until; at += 128 * threads) {
+    prim::prefetch_l2(logits + at);
   }
 }
 

@@ -49,6 +49,7 @@ struct Walk {
   bool scan_target, scan_draft;  // of kScan
   int32_t i, draft;              // the row; its draft, or -1
   float draft_z;                 // processed logit of the draft before the cut
+  float draft_raw;               // and as it came
   Told told;
   bool unread;    // the draft was accepted by what the engine told
   int32_t flag;   // of the draft, as in the results
@@ -157,7 +158,7 @@ struct Walker {
     const bool law = w.draft >= 0 && asks && has_law(p, w.s);
     row.look = DraftLook{};
     row.draft.vocab = 0;
-    w.draft_z = kMinusInf;
+    w.draft_z = w.draft_raw = kMinusInf;
     w.unread = false;
     if (law) row.draft = stored_law(p, w.r, w.s, w.i);
     const bool known = w.draft >= 0 && told_of(p, w.s, row.law, w.i, &w.told);
@@ -243,12 +244,21 @@ struct Walker {
     go(Turn::kRecord);
   }
 
+  /// The logit of a token as it came. What the row said of the draft is there, and z itself came so
+  /// unless a processor or a cut has been at it: memory is not asked again, which thread 0 would
+  /// wait for.
+  __device__ __forceinline__ float as_it_came(int32_t token, float z) const {
+    if (token == w.draft) return w.draft_raw;
+    const bool changed = z == kMinusInf || processed(row.law);
+    return changed ? load_f32(row.law.logits, row.law.dtype, token) : z;
+  }
+
   /// Write a token of row i; whether there are lists to be written too.
   __device__ __forceinline__ bool write(int32_t i, int32_t token, float z) const {
     w.tokens[i] = token;
     const int64_t at = w.r * (p.gamma + 1) + i;
-    const double raw = raw_log_prob_of(load_f32(row.law.logits, row.law.dtype, token),
-                                       row.law.dtype, row.raw_top, row.raw_log_mass);
+    const double raw =
+        raw_log_prob_of(as_it_came(token, z), row.law.dtype, row.raw_top, row.raw_log_mass);
     if (writes) {
       p.tokens[at] = token;
       p.logprob[at] = z == kMinusInf ? z : static_cast<float>(log_p(z));
