@@ -153,9 +153,9 @@ __device__ __forceinline__ uint64_t find_threshold(SelectShared& s, const uint64
   return prefix;
 }
 
-/// Keep the `wanted` largest candidates, in no order. Whole CTA; begins with a barrier and ends with
-/// one, unless there are fewer than `wanted`: then all have been seen, and nobody adds another.
-/// Returns the key that a later column has to beat, 0 where there is none.
+/// Keep the `wanted` largest candidates, in no order. Whole CTA; begins with a barrier and ends
+/// with one, unless there are fewer than `wanted`: then all have been seen, and nobody adds
+/// another. Returns the key that a later column has to beat, 0 where there is none.
 __device__ __forceinline__ uint32_t keep_largest(SelectShared& s, uint32_t wanted) {
   __syncthreads();
   const uint32_t n = s.count;
