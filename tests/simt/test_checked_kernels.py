@@ -351,6 +351,7 @@ def verify_attention(
     d: int,
     heads: int = 4,
     clusters: str = "0",
+    page_size: int = 8,
     **options: Any,
 ) -> Callable[[], None]:
     """Ragged rows over shuffled pages: tiles that blocks share and tiles that they do not."""
@@ -358,7 +359,7 @@ def verify_attention(
     def run() -> None:
         rng = np.random.default_rng(6)
         kv_len = [150, 5, 300, 64]  # of 3, 0, 9 and 1 query tokens
-        pages = [-(-n // 8) for n in kv_len]
+        pages = [-(-n // page_size) for n in kv_len]
         table = torch.full((4, max(pages)), -1, dtype=torch.int32)
         free = iter(rng.permutation(sum(pages)))
         for r, n in enumerate(pages):
@@ -369,8 +370,8 @@ def verify_attention(
 
         arguments: dict[str, Any] = {
             "q": normal(13, heads, d).to(dtype),
-            "k_cache": normal(sum(pages), 8, 1, d).to(cache),
-            "v_cache": normal(sum(pages), 8, 1, d).to(cache),
+            "k_cache": normal(sum(pages), page_size, 1, d).to(cache),
+            "v_cache": normal(sum(pages), page_size, 1, d).to(cache),
             "page_table": table,
             "kv_len": torch.tensor(kv_len, dtype=torch.int32),
             "cu_seqlens": torch.tensor([0, 3, 3, 12, 13], dtype=torch.int32),
@@ -416,6 +417,9 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         ),
         "bf16-clusters": verify_attention(torch.bfloat16, torch.bfloat16, 64, clusters="4"),
         "plain-clusters": verify_attention(torch.float32, torch.float32, 12, clusters="2"),
+        "bf16-wgmma": verify_attention(
+            torch.bfloat16, torch.bfloat16, 64, heads=16, page_size=16, window=290
+        ),
         "f16-invariant": verify_attention(torch.float16, torch.float16, 64, batch_invariant=True),
     },
     "markov_loop": {

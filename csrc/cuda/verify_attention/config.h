@@ -4,9 +4,12 @@
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_CONFIG_H_
 #define DSPARK_CUDA_VERIFY_ATTENTION_CONFIG_H_
 
+#include <cstdlib>
+
 #include "core/dtype.h"
 #include "cuda/prim/launch.h"
 #include "cuda/verify_attention/kernels.h"
+#include "cuda/verify_attention/wgmma_sizes.h"
 
 namespace dspark::cuda::attention {
 
@@ -149,6 +152,37 @@ inline bool choose_mma(Choice& choice, const Params& p, const prim::DeviceLimits
   const int64_t rows = c.row_groups * mma.group_rows;
   c.rows = static_cast<int32_t>(most_rows(p) < rows ? most_rows(p) : rows);
   set_units(c, p, (INT64_C(2) * p.head_dim * dtype_bytes(p.cache_dtype)) << kUnitShift);
+  *status = set_grid(choice, device);
+  set_slots(c, p);
+  return true;
+}
+
+/// Hopper's kernel for many rows, sm_90a; false if it does not serve these types and sizes, or
+/// tile_mma.cuh reads the cache as rarely. Reads no pointer; the caches must be described (maps.h).
+/// Never in the invariant mode: the order of its sums is another one, and which kernel it is
+/// follows from max_q_len.
+inline bool choose_wgmma(Choice& choice, const Params& p, const prim::DeviceLimits& device,
+                         int64_t header, dspark_status* status) {
+  const char* allowed = std::getenv("DSPARK_VERIFY_ATTENTION_WGMMA");  // for tests, "0": never
+  if (p.batch_invariant != 0 || p.dtype != p.cache_dtype || device.major != 9 ||
+      device.minor != 0 || p.page_size % kBoxRows != 0 || (allowed != nullptr && *allowed == '0')) {
+    return false;
+  }
+  const WgmmaKernel wgmma = wgmma_kernel(p.head_dim, p.cache_dtype);
+  if (wgmma.kernel == nullptr || most_rows(p) <= wgmma.least_rows) return false;
+  Config& c = choice.config;
+  c = Config{};
+  choice.kernel = wgmma.kernel;
+  const int64_t room = device.shared_bytes_per_block - header - wgmma.rest_bytes;
+  const int64_t stages = room / wgmma.slot_bytes;
+  c.stages = static_cast<int32_t>(stages < kWgmmaMaxStages ? stages : kWgmmaMaxStages);
+  c.ring_bytes = c.stages * wgmma.slot_bytes;
+  if (c.stages < kWgmmaMinStages || c.ring_bytes < wgmma.part_bytes) return false;
+  c.shared_bytes = static_cast<uint32_t>(header + wgmma.rest_bytes + c.ring_bytes);
+  c.row_groups = 1;
+  c.threads = kWgmmaThreads;
+  c.rows = static_cast<int32_t>(most_rows(p) < kWgmmaRows ? most_rows(p) : kWgmmaRows);
+  set_units(c, p, (INT64_C(4) * p.head_dim) << kUnitShift);
   *status = set_grid(choice, device);
   set_slots(c, p);
   return true;

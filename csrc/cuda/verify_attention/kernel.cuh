@@ -47,9 +47,12 @@ __device__ __forceinline__ void settle(const Args& args, const Plan& plan, bool 
   }
 }
 
+/// False where the instructions of a Compute do not exist: an empty kernel, never chosen.
 template <class Compute>
-__global__ void __launch_bounds__(Compute::kMaxThreads, 1)
-    attention_kernel(const __grid_constant__ Args args) {
+constexpr bool kCompiled = true;
+
+template <class Compute>
+__device__ __forceinline__ void run_launch(const Args& args) {
   DSPARK_DYNAMIC_SHARED(memory);
   Header& header = *reinterpret_cast<Header*>(memory);
   Exchange exchange(args, header.exchange);
@@ -114,6 +117,12 @@ __global__ void __launch_bounds__(Compute::kMaxThreads, 1)
     results.merge(tile, slice, exchange.waits() ? tile.sharers : 1);
   }
   if (plan.participants() > 1 && !plan.whole()) exchange.close(plan.participants());
+}
+
+template <class Compute>
+__global__ void __launch_bounds__(Compute::kMaxThreads, 1)
+    attention_kernel(const __grid_constant__ Args args) {
+  if constexpr (kCompiled<Compute>) run_launch<Compute>(args);
 }
 
 }  // namespace dspark::cuda::attention

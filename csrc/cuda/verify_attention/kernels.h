@@ -31,6 +31,18 @@ inline MmaKernel mma_kernel(int32_t head_dim, int32_t cache_dtype) {
   return {nullptr, 0, nullptr, nullptr};
 }
 
+/// The same for tile_wgmma.cuh.
+struct WgmmaKernel {
+  Kernel kernel;
+  int32_t least_rows;  // of a KV head, which tile_mma.cuh goes over the cache once for
+  int32_t slot_bytes;  // of the ring
+  int32_t part_bytes;  // that the ring has room for at the end
+  int32_t rest_bytes;  // of shared memory besides, without the header
+};
+
+/// The kernel of a head size and cache type; `kernel` is NULL if there is none.
+WgmmaKernel wgmma_kernel(int32_t head_dim, int32_t cache_dtype);
+
 // tile_plain.cuh, compiled in launch.cu.
 constexpr int64_t kMaxPlainRows = 16;
 Kernel plain_kernel();

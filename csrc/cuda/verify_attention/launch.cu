@@ -71,16 +71,19 @@ dspark_status verify_attention_workspace(const Params& p, size_t* bytes) {
   prim::DeviceLimits device;
   dspark_status status = prim::device_limits(&device);
   if (status.code != DSPARK_OK) return status;
-  // Which kernel runs depends on the alignment of arrays as well: room for either.
+  // Which kernel runs depends on the alignment of arrays as well: room for each.
   *bytes = 0;
   Choice choice;
-  if (choose_mma(choice, p, device, kHeaderBytes, &status)) {
-    *bytes = carve(choice.config, nullptr).bytes;
-  }
+  const auto make_room = [&] {
+    const size_t room = carve(choice.config, nullptr).bytes;
+    if (room > *bytes) *bytes = room;
+  };
+  if (choose_wgmma(choice, p, device, kHeaderBytes, &status)) make_room();
+  if (status.code != DSPARK_OK) return status;
+  if (choose_mma(choice, p, device, kHeaderBytes, &status)) make_room();
   if (status.code != DSPARK_OK) return status;
   if (!choose_plain(choice, p, device, kHeaderBytes, &status)) return too_large(p, device);
-  const size_t plain = carve(choice.config, nullptr).bytes;
-  if (plain > *bytes) *bytes = plain;
+  make_room();
   return status;
 }
 
@@ -97,13 +100,18 @@ dspark_status verify_attention(const Params& p, void* scratch, void* stream) {
   dspark_status status = prim::device_limits(&device);
   if (status.code != DSPARK_OK) return status;
   Choice choice;
-  const bool mma = aligned(p.k_cache) && aligned(p.v_cache) &&
-                   choose_mma(choice, p, device, kHeaderBytes, &status);
+  Args args{p, {}, {}, {}, {}};
+  const bool pieces = aligned(p.k_cache) && aligned(p.v_cache);
+  const bool bulk = pieces && describe_caches(args, device);
+  const bool wgmma = bulk && choose_wgmma(choice, p, device, kHeaderBytes, &status);
+  if (status.code != DSPARK_OK) return status;
+  const bool mma = wgmma || (pieces && choose_mma(choice, p, device, kHeaderBytes, &status));
   if (status.code != DSPARK_OK) return status;
   if (!mma && !choose_plain(choice, p, device, kHeaderBytes, &status)) return too_large(p, device);
   if (status.code != DSPARK_OK) return status;
-  Args args{p, choice.config, carve(choice.config, scratch), {}, {}};
-  args.config.bulk = mma && describe_caches(args, device);
+  args.config = choice.config;
+  args.config.bulk = mma && bulk;
+  args.work = carve(choice.config, scratch);
   args.config.vectors =
       aligned(p.out) && multiple(p.head_dim, 4) &&
       (!mma || (aligned(p.q) && multiple(p.q_token_stride, 8) && multiple(p.q_head_stride, 8)));
