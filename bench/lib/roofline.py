@@ -86,6 +86,9 @@ VERIFY_OPERATIONS = 23
 VERIFY_OPERATIONS_T = 16
 VERIFY_RESIDENT = 2  # CTAs of a multiprocessor
 VERIFY_TEAM = 8  # CTAs of a request at most
+# What one thread decides of a row while the others wait: an exponential, a coin, two
+# log-probabilities in float64, and two barriers; assumed, about 400 cycles.
+VERIFY_DECISION = 0.25e-6
 STOCK_KERNELS = 9  # of a step of the composed chain: embed, product, add, noise, argmax, copies
 STOCK_PASSES = 4  # over [R, V] of 16 bits: bias written, U read, sum written, sum read
 
@@ -280,8 +283,8 @@ def verification(
 
     ``rows`` a request are visited (default: :func:`visited`); ``sampled`` is a temperature other
     than 1. Few requests have all of their rows scanned at once, and then decided by a second launch
-    that starts early; others walk row by row, with two reductions over the team a row, of which the
-    other CTA of a multiprocessor hides half.
+    that starts early; others walk row by row, with two reductions over the team and a decision a
+    row, of which the other CTA of a multiprocessor hides half.
     """
     every = requests * (gamma + 1)
     places = VERIFY_RESIDENT * device.multiprocessors
@@ -291,17 +294,21 @@ def verification(
     while team < VERIFY_TEAM and 2 * team * count <= places:
         team *= 2
     lanes = min(count * team, device.multiprocessors) * device.lanes * device.clock
-    scanned = every if at_once else requests * (visited(gamma) if rows is None else rows)
+    seen = visited(gamma) if rows is None else rows
+    scanned = every if at_once else requests * seen
     operations = VERIFY_OPERATIONS + (VERIFY_OPERATIONS_T if sampled else 0)
     pass_over = max(
         verification_floor(scanned, vocab, width, device),
         scanned * vocab * operations / lanes,
     )
-    draw = device.cluster + 2 * device.latency  # keys, then the winner's logits and the results
-    if at_once:  # the edge between the launches is half a launch
-        return 1.5 * device.launch + device.latency + pass_over + 2 * device.cluster + draw
-    reductions = 2 * device.cluster * scanned / requests / VERIFY_RESIDENT
-    return device.launch + device.latency + pass_over + reductions + draw
+    # Keys over the team; out of L2 the segments' numbers and the winner's logits, into it results.
+    draw = device.cluster + 1.5 * device.latency
+    if at_once:  # the edge between the launches is half a launch; records come out of L2 together
+        scan = device.launch + device.latency + pass_over + 2 * device.cluster
+        decide = device.launch / 2 + device.latency / 2 + seen * VERIFY_DECISION
+        return scan + decide + draw
+    row = (2 * device.cluster + VERIFY_DECISION) / VERIFY_RESIDENT
+    return device.launch + device.latency + pass_over + seen * row + draw
 
 
 def stock(
