@@ -368,10 +368,13 @@ def verify_attention(
         def normal(*shape: int) -> torch.Tensor:
             return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
 
+        values = normal(sum(pages), page_size, 1, d)
+        for r, n in enumerate(kv_len):  # behind the last key: nobody sees it
+            values[table[r, pages[r] - 1], (n - 1) % page_size + 1 :] = torch.nan
         arguments: dict[str, Any] = {
             "q": normal(13, heads, d).to(dtype),
             "k_cache": normal(sum(pages), page_size, 1, d).to(cache),
-            "v_cache": normal(sum(pages), page_size, 1, d).to(cache),
+            "v_cache": values.to(cache),
             "page_table": table,
             "kv_len": torch.tensor(kv_len, dtype=torch.int32),
             "cu_seqlens": torch.tensor([0, 3, 3, 12, 13], dtype=torch.int32),

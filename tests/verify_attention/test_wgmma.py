@@ -49,6 +49,7 @@ def test_any_order_of_threads(
     monkeypatch.setenv("DSPARK_SIMT_ASYNC", ["late", "early", "random"][order])
     monkeypatch.setenv("DSPARK_SIMT_SHARED_KB", ["80", "227", "60"][order])
     monkeypatch.setenv("DSPARK_SIMT_SMS", "2")
+    monkeypatch.setenv("DSPARK_VERIFY_ATTENTION_CLUSTER", ["0", "4", "2"][order])
     batch = make_batch(
         [9, 2], [700, 90], heads=(16, 2), d=64, dtype=BF16, cache_dtype=BF16, page_size=64
     )

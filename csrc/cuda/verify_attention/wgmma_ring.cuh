@@ -129,8 +129,8 @@ class WgmmaRing {
         ahead_ = page_of(asked_ / 2 + 1);
       }
       prim::mbarrier_wait(empty_ + write_.slot, write_.parity ^ 1);
+      // The slot is not full before this arrival, whoever is the first to ask.
       if (threadIdx.x == 0) prim::mbarrier_expect(full_ + write_.slot, Sizes::kSlotBytes);
-      __syncwarp();
       if (threadIdx.x < kBoxes) copy(keys ? args_.keys : args_.values);
       write_.move(1, args_.config.stages);
     }
