@@ -5,10 +5,10 @@
 
 A prediction is a model, not a measurement. The kernel reads each key and value of a request once
 per KV head, whatever the number of query rows; the rows are padded to tiles of 16 and multiplied
-with mma.sync. The largest of the terms decides (:func:`busy`), and what does not overlap is added
-(:func:`edges`): the launch, lengths, pages, the first bytes, and at the end the merge of the tiles
-that blocks share. Nothing is taken off for what the terms do to each other, so this is the best to
-hope for.
+with mma.sync, many rows on Hopper to tiles of 64 and with wgmma. The largest of the terms decides
+(:func:`busy`), and what does not overlap is added (:func:`edges`): the launch, lengths, pages, the
+first bytes, and at the end the merge of the tiles that blocks share. Nothing is taken off for what
+the terms do to each other, so this is the best to hope for.
 
 Few tiles are shared by the blocks of a cluster, which merge in their shared memory. Whether, and by
 how many, is :func:`cluster_size`, the rule of csrc/cuda/verify_attention/config.h.
@@ -16,7 +16,7 @@ how many, is :func:`cluster_size`, the rule of csrc/cuda/verify_attention/config
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,9 @@ __all__ = ["Shape", "busy", "cluster_size", "edges", "floor", "predicted", "term
 MMA_CLOCK = 2000.0  # operations a clock and multiprocessor that mma.sync sustains; assumed
 OPERATIONS = 10  # fp32 operations a score: scale, maximum, difference, sum, packing; counted
 STEP_BYTES = 32  # keys of a step times bytes of an element
+WARPGROUP_ROWS = 64
+BLOCK_KEYS = 64  # of a product with wgmma
+MANY = ((32, 4096, 8, 128, 8), (8, 4096, 32, 32, 8), (1, 4096, 512, 32, 8), (32, 4096, 8, 32, 1))
 TILE_SECONDS = (
     0.7e-6  # of a tile beside its keys: queries, filling the ring, merging warps; assumed
 )
@@ -56,6 +59,7 @@ class Shape:
     kv_heads: int = 8
     d: int = 128
     width: int = 2
+    wgmma: bool = True  # where it serves
 
     @property
     def rows(self) -> int:
@@ -63,13 +67,20 @@ class Shape:
         return self.tokens * self.heads // self.kv_heads
 
     @property
+    def many(self) -> bool:
+        """Whether there are so many rows that wgmma multiplies them."""
+        return self.wgmma and self.width == 2 and self.rows > (32 if self.d == 256 else 64)
+
+    @property
     def group_rows(self) -> int:
-        """Rows of a warp, at most."""
+        """Rows of a warp, at most, or of a warpgroup."""
+        if self.many:
+            return WARPGROUP_ROWS
         return 32 if self.d * self.width == 64 else 16 * max(1, 256 // self.d)
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile, at most: those of two warps."""
+        """Rows of a tile, at most: those of two warps, or warpgroups."""
         return 2 * self.group_rows
 
     @property
@@ -91,14 +102,16 @@ def floor(shape: Shape, device: Device = H200) -> float:
 def terms(shape: Shape, device: Device = H200) -> dict[str, float]:
     """Return the seconds that each resource needs, if it had nothing to wait for."""
     cycles = device.multiprocessors * device.clock
-    padded = -(-shape.rows // 16) * 16
+    unit = WARPGROUP_ROWS if shape.many else 16
+    padded = -(-shape.rows // unit) * unit
     scores = float(shape.requests * shape.length * shape.kv_heads * padded)
     readers = min(2, -(-shape.rows // shape.group_rows))  # warps that read the same slot of a ring
-    queries = scores * 2 * shape.d / (STEP_BYTES / shape.width)  # read anew for each step
+    step = BLOCK_KEYS if shape.many else STEP_BYTES / shape.width
+    queries = scores * 2 * shape.d / step  # read anew for each step
     return {
         "memory": floor(shape, device),
         "l2": shape.passes * shape.cache_bytes / device.l2,
-        "tensor": 4 * scores * shape.d / (MMA_CLOCK * cycles),
+        "tensor": 4 * scores * shape.d / (device.tensor if shape.many else MMA_CLOCK * cycles),
         "shared": (shape.passes * (1 + readers) * shape.cache_bytes + queries) / device.shared,
         "alu": OPERATIONS * scores / (device.lanes * cycles),
         "special": scores / (device.special * cycles),
@@ -149,7 +162,9 @@ def cluster_size(
     """
     requests = shape.requests if requests is None else requests
     keys = shape.length if capacity is None else capacity
-    resident = device.multiprocessors * (BLOCKS if shape.rows <= shape.group_rows else 1)
+    resident = device.multiprocessors * (
+        BLOCKS if shape.rows <= shape.group_rows and not shape.many else 1
+    )
     for size in CLUSTERS:
         blocks = requests * shape.kv_heads * shape.passes * size
         if keys <= size // 2 * UNIT_ROWS or blocks > resident:
@@ -167,6 +182,8 @@ def predicted(
     shape: Shape, invariant: bool = False, device: Device = H200, cluster: int | None = None
 ) -> float:
     """Return the seconds of the kernel in the tree; ``cluster`` as the host chooses, or given."""
+    if invariant:
+        shape = replace(shape, wgmma=False)
     tiles = shape.requests * shape.kv_heads
     if cluster is None:
         cluster = 0 if invariant else cluster_size(shape, device=device)
@@ -198,6 +215,17 @@ def main() -> None:
             parts = "  ".join(f"{1e6 * x:6.1f}" for x in (low, t["tensor"], t["shared"]))
             size = cluster_size(shape)
             print(f"{r:4} {length:7}  {name:5} {parts}  {size:7}   {cells}")
+    print("many rows, bf16")
+    print("   R       L  tokens  heads   rows  floor  tensor  predicted   %  mma.sync")
+    for r, length, tokens, heads, kv_heads in MANY:
+        shape = Shape(r, length, tokens, heads, kv_heads)
+        low, x = floor(shape), predicted(shape)
+        slow = predicted(replace(shape, wgmma=False))
+        tensor = terms(shape)["tensor"]
+        print(
+            f"{r:4} {length:7} {tokens:7} {heads:4}/{kv_heads} {shape.rows:6} {1e6 * low:6.1f} "
+            f"{1e6 * tensor:7.1f}    {1e6 * x:7.1f} {100 * low / x:3.0f}   {1e6 * slow:7.1f}"
+        )
     for size in (0, 16):
         parts = ", ".join(f"{name} {1e6 * x:.1f}" for name, x in edges(size).items())
         print(f"edges with {size or 'no'} blocks a cluster: {parts}")
