@@ -414,7 +414,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
     },
     "verify_attention": {
         "plain": verify_attention(torch.float32, torch.float32, 12),
-        "bf16": verify_attention(torch.bfloat16, torch.bfloat16, 64, window=100, soft_cap=2.0),
+        "bf16": verify_attention(torch.bfloat16, torch.bfloat16, 256, window=100, soft_cap=2.0),
         "f8-two-row-groups": verify_attention(
             torch.bfloat16, torch.float8_e4m3fn, 128, heads=5, causal=False
         ),
@@ -423,7 +423,12 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
         "bf16-wgmma": verify_attention(
             torch.bfloat16, torch.bfloat16, 64, heads=16, page_size=16, window=290
         ),
-        "f16-invariant": verify_attention(torch.float16, torch.float16, 64, batch_invariant=True),
+        "f16-invariant": verify_attention(
+            torch.float16, torch.float16, 64, page_size=16, batch_invariant=True
+        ),
+        "f8-bulk-two-row-groups": verify_attention(
+            torch.float16, torch.float8_e4m3fn, 128, heads=5, page_size=16
+        ),
     },
     "markov_loop": {
         "f32": markov_loop(torch.float32, rank=7),

@@ -117,12 +117,14 @@ __device__ __forceinline__ void tensor_load_2d(void* shared, const TensorMap& ma
       "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(cache_policy(hint)) : "memory");
 }
 
-/// The same for the box at `x` of the first dimension, `y` of the second, in `z` and `w`.
+/// The same for the box at `x` of the first dimension, `y` of the second, in `z` and `w`. The
+/// destination is named shared::cta: for shared::cluster the compiler calls a check on sm_120,
+/// where it has no use, and takes a stack for it.
 __device__ __forceinline__ void tensor_load_4d(void* shared, const TensorMap& map,
                                                uint64_t* barrier, int32_t x, int32_t y, int32_t z,
                                                int32_t w, CacheHint hint) {
   DSPARK_ASM_SM90(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)),
       "l"(cache_policy(hint)) : "memory");

@@ -23,6 +23,13 @@
 #define DSPARK_ASM_SM90A(...) __trap()
 #endif
 
+// True in the passes that have them; elsewhere a branch that needs them is left out.
+#if defined(DSPARK_SIMT) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+#define DSPARK_HAS_BULK 1
+#else
+#define DSPARK_HAS_BULK 0
+#endif
+
 // True in the passes that compile a kernel for wgmma; elsewhere such a kernel's body is left out.
 #if defined(DSPARK_SIMT) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define DSPARK_HAS_WGMMA 1

@@ -36,11 +36,13 @@ struct Config {
   int32_t row_blocks;  // tiles of a request and KV head, at most
   int32_t width;       // head_dim rounded up to 4: floats of a row of results in the workspace
   uint64_t grid_inverse;  // floor(2^64 / grid), 2^64 - 1 for one CTA
+  uint32_t page_inverse;  // floor(2^32 / page_size), 2^32 - 1 for one row
   int64_t slots;          // partial results that CTAs can hand to each other
   bool invariant;         // every unit has a softmax of its own
   bool cooperative;       // all CTAs run at once and may wait for each other
   bool vectors;           // q can be read, and out written, in vectors
   bool bulk;              // Args::keys and Args::values describe the caches (maps.h)
+  bool once;              // one tile has all rows of a request: nobody reads its keys again
   uint32_t shared_bytes;
 };
 

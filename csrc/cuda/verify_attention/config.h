@@ -50,6 +50,8 @@ inline void set_units(Config& c, const Params& p, int64_t unit_bytes) {
   const int64_t least = c.invariant || unit_bytes == 0 ? 1 : kMinShareBytes / unit_bytes;
   c.min_share = least > 1 ? least : 1;
   c.width = (p.head_dim + 3) / 4 * 4;
+  c.page_inverse =
+      p.page_size > 1 ? static_cast<uint32_t>((UINT64_C(1) << 32) / p.page_size) : UINT32_MAX;
 }
 
 /// Partial results that the CTAs of a launch can hand to each other.
@@ -151,6 +153,7 @@ inline bool choose_mma(Choice& choice, const Params& p, const prim::DeviceLimits
   c.threads = 128 * c.row_groups;
   const int64_t rows = c.row_groups * mma.group_rows;
   c.rows = static_cast<int32_t>(most_rows(p) < rows ? most_rows(p) : rows);
+  c.once = most_rows(p) <= rows;
   set_units(c, p, (INT64_C(2) * p.head_dim * dtype_bytes(p.cache_dtype)) << kUnitShift);
   *status = set_grid(choice, device);
   set_slots(c, p);

@@ -27,16 +27,24 @@ struct MmaSizes {
 template <class Sizes>
 int32_t mma_ring_bytes(int32_t groups, int32_t stages) {
   const int32_t ring = stages * Sizes::kSlotBytes, merge = groups * Sizes::kMergeBytes;
-  return ring > merge ? ring : merge;
+  const int32_t more = ring > merge ? ring : merge;
+  return (more + prim::kBoxAlignment - 1) / prim::kBoxAlignment * prim::kBoxAlignment;
 }
 
-/// Of all: queries, rings, (maximum, sum) of each row by key group and in total, its seen keys,
-/// its factor, and what all threads know of the tile.
+/// What all threads know of the tile, and of the slots; it lies before the rings.
+struct MmaState {
+  TileState tile;
+  uint64_t full[kKeyGroups][kMaxStages];
+};
+static_assert(sizeof(MmaState) <= prim::kBoxAlignment, "");
+
+/// Of all: state, rings, queries, (maximum, sum) of each row by key group and in total, its seen
+/// keys, its factor.
 template <class Sizes>
 int32_t mma_bytes(int32_t groups, int32_t stages) {
   const int32_t rows = groups * Sizes::kGroupRows;
-  return rows * Sizes::kQueryPitch + kKeyGroups * mma_ring_bytes<Sizes>(groups, stages) +
-         rows * (8 * (kKeyGroups + 2) + 4) + 16;
+  return prim::kBoxAlignment + kKeyGroups * mma_ring_bytes<Sizes>(groups, stages) +
+         rows * Sizes::kQueryPitch + rows * (8 * (kKeyGroups + 2) + 4);
 }
 
 template <class Element, int kDim>
@@ -49,22 +57,23 @@ class MmaQueries {
         p_(args.p),
         key_group_(threadIdx.x / 32 % kKeyGroups),
         row_group_(threadIdx.x / 32 / kKeyGroups),
-        queries_(memory) {}
+        state_(*reinterpret_cast<MmaState*>(memory)),
+        rings_(memory + prim::kBoxAlignment),
+        queries_(rings_ + kKeyGroups * args.config.ring_bytes) {}
 
-  // Shared memory behind the queries. The four rings, after a part the sums, [rows][kValuePitch];
-  // (maximum, sum) by key group and in total; keys that a row sees; factors of its scores.
+  // Shared memory: the four rings, at a multiple of prim::kBoxAlignment, after a part the sums,
+  // [rows][kValuePitch]; queries; (maximum, sum) by key group and in total; keys that a row sees;
+  // factors of its scores.
   __device__ int32_t all_rows() const { return args_.config.row_groups * Sizes::kGroupRows; }
-  __device__ unsigned char* rings() const { return queries_ + all_rows() * Sizes::kQueryPitch; }
+  __device__ unsigned char* rings() const { return rings_; }
   __device__ float2* softmax() const {
-    return reinterpret_cast<float2*>(rings() + kKeyGroups * args_.config.ring_bytes);
+    return reinterpret_cast<float2*>(queries_ + all_rows() * Sizes::kQueryPitch);
   }
   __device__ int2* ranges() const {
     return reinterpret_cast<int2*>(softmax() + (kKeyGroups + 1) * all_rows());
   }
   __device__ float* factors() const { return reinterpret_cast<float*>(ranges() + all_rows()); }
-  __device__ TileState* state() const {
-    return reinterpret_cast<TileState*>(factors() + all_rows());
-  }
+  __device__ TileState* state() const { return &state_.tile; }
 
   // Keys that row g + 8 h of tile m sees; none for rows that do not exist.
   __device__ __forceinline__ int2 range_of(int m, int h) const {
@@ -134,6 +143,8 @@ class MmaQueries {
   const Args& args_;
   const Params& p_;
   int32_t key_group_, row_group_;
+  MmaState& state_;
+  unsigned char* rings_;
   unsigned char* queries_;  // [rows][kQueryPitch bytes], then what else lies in shared memory
   int32_t tiles_ = 0;       // of 16 rows that this warp has
 };

@@ -34,28 +34,32 @@ class MmaTile : public MmaQueries<Element, kDim> {
   static constexpr int kColumns = kDim / 8;      // tiles of 8 columns
   static constexpr int kScoreTiles = kKeys / 8;  // tiles of 8 keys
   static constexpr int kKeySteps = kKeys / 16;   // of a product with values
-  static constexpr int kKeyUnroll = kKeys / 16 == 1 ? 2 : 1;
+  static constexpr int kKeyUnroll = kKeys > 16 ? 1 : kTiles > 2 ? 2 : kDim / 16;
 
  public:
   static constexpr int kMaxThreads = 256;
 
   __device__ MmaTile(const Args& args, unsigned char* memory, const Exchange& exchange)
-      : Base(args, memory), exchange_(exchange), element_(args.p.cache_dtype) {}
+      : Base(args, memory),
+        exchange_(exchange),
+        element_(args.p.cache_dtype),
+        ring_(args, rings() + key_group_ * args.config.ring_bytes, Base::state_.full[key_group_],
+              key_group_, row_group_) {}
 
   /// Keys [from, to) of the tile. Whole CTA; afterwards view() is the part. True for a bad page.
   __device__ bool accumulate(const Tile& t, int32_t from, int32_t to) {
-    TheRing ring(args_, rings() + key_group_ * args_.config.ring_bytes, key_group_, row_group_);
     Sums sums;
     Weights weights;
     bool any_poison = false;
     clear(sums);
+    ring_.release();
     __syncthreads();  // queries are there; nobody reads the last part any more
-    ring.open(t, from, to);
+    ring_.open(t, from, to);
 #pragma unroll 1
-    for (int32_t h = -ring.lead(); h < ring.half_steps(); ++h) {
-      const unsigned char* slot = ring.turn(h >= 0);
+    for (int32_t h = -ring_.lead(); h < ring_.half_steps(); ++h) {
+      const unsigned char* slot = ring_.turn(h);
       if (h < 0) continue;
-      const int32_t key = ring.key(h);
+      const int32_t key = ring_.key(h);
       const bool masked = state()->masks(key, kKeys);
       if (h % 2 == 0) {
         multiply_keys(slot, weights.score);
@@ -69,8 +73,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
         any_poison |= poisoned;
       }
     }
-    TheRing::drain();
-    const bool bad = merge(sums, ring.bad());
+    const bool bad = merge(sums, ring_.bad());
     if (__syncthreads_or(any_poison)) {
       add_poison(p_, t, from, to, kKeys, *state(), ranges(), reinterpret_cast<float*>(rings()),
                  Sizes::kValuePitch);
@@ -110,23 +113,25 @@ class MmaTile : public MmaQueries<Element, kDim> {
     }
   }
 
-  // The B operands of 16 columns of the slot's keys, for 8 keys each.
+  // Where this lane's rows begin in a slot of keys, for load_keys().
+  static __device__ __forceinline__ int32_t key_place() {
+    const int32_t lane = prim::thread_index() % 32;
+    if constexpr (Element::kBytes == 1) return TheRing::place(lane, 0);
+    return TheRing::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  }
+
+  // The B operands of columns 16k to 16k + 15 of the slot's keys, for 8 keys each.
   static __device__ __forceinline__ void load_keys(uint32_t (&b)[kScoreTiles][2],
-                                                   const unsigned char* keys, int k) {
-    const int32_t lane = threadIdx.x % 32;
+                                                   const unsigned char* keys, int32_t place,
+                                                   int k) {
     uint32_t four[4];
-    if constexpr (Element::kBytes == 1) {
-      prim::ldmatrix_x4(four, keys + lane * TheRing::kPitch + k * 16);
+    prim::ldmatrix_x4(four, keys + TheRing::shifted(place, k * Element::kBytes));
 #pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
+    for (int n = 0; n < kScoreTiles; ++n) {
+      if constexpr (Element::kBytes == 1) {
         b[n][0] = prim::e4m3_to_f16(four[n]);
         b[n][1] = prim::e4m3_to_f16(four[n] >> 16);
-      }
-    } else {
-      const int32_t key = lane / 16 * 8 + lane % 8;
-      prim::ldmatrix_x4(four, keys + key * TheRing::kPitch + lane / 8 % 2 * 16 + k * 32);
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
+      } else {
         b[n][0] = four[2 * n];
         b[n][1] = four[2 * n + 1];
       }
@@ -136,7 +141,8 @@ class MmaTile : public MmaQueries<Element, kDim> {
   // score = rows x keys of the slot.
   __device__ __forceinline__ void multiply_keys(const unsigned char* keys,
                                                 float (&score)[kTiles][kScoreTiles][4]) const {
-    const int32_t lane = threadIdx.x % 32;
+    const int32_t lane = prim::thread_index() % 32;
+    const int32_t place = key_place();
     const unsigned char* query = queries_ +
                                  (row_group_ * Sizes::kGroupRows + lane % 16) * Sizes::kQueryPitch +
                                  lane / 16 * 16;
@@ -151,7 +157,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
 #pragma unroll kKeyUnroll
     for (int k = 0; k < kDim / 16; ++k) {
       uint32_t b[kScoreTiles][2];
-      load_keys(b, keys, k);
+      load_keys(b, keys, place, k);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         if (m >= tiles_) continue;
@@ -172,7 +178,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
       float factor[2] = {scores.factor, scores.factor};
       if constexpr (Element::kBytes == 1) {
         const float* own =
-            factors() + row_group_ * Sizes::kGroupRows + m * 16 + threadIdx.x % 32 / 4;
+            factors() + row_group_ * Sizes::kGroupRows + m * 16 + prim::thread_index() % 32 / 4;
         factor[0] *= own[0];
         factor[1] *= own[8];
       }
@@ -254,33 +260,39 @@ class MmaTile : public MmaQueries<Element, kDim> {
     }
   }
 
+  // Where this lane's rows begin in a slot of values, for load_values().
+  static __device__ __forceinline__ int32_t value_place() {
+    const int32_t lane = prim::thread_index() % 32;
+    if constexpr (Element::kBytes == 1) return TheRing::place(lane, 0);
+    return TheRing::place(lane % 16, lane / 16);
+  }
+
   // The B operands of 16 columns of the slot's values, tiles of 8 columns 2n and 2n + 1, for 16
   // keys each. One-byte elements come in pairs of columns: the even ones make the first tile.
   static __device__ __forceinline__ void load_values(uint32_t (&b)[2][kKeySteps][2],
-                                                     const unsigned char* values, int n) {
-    const int32_t lane = threadIdx.x % 32;
+                                                     const unsigned char* values, int32_t place,
+                                                     int n) {
     uint32_t four[4];
-    if constexpr (Element::kBytes == 1) {
-      prim::ldmatrix_x4_trans(four, values + lane * TheRing::kPitch + n * 16);
+    prim::ldmatrix_x4_trans(four, values + TheRing::shifted(place, n * Element::kBytes));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Element::kBytes == 1) {
         b[0][i / 2][i % 2] = prim::e4m3_to_f16(__byte_perm(four[i], 0, 0x4420));
         b[1][i / 2][i % 2] = prim::e4m3_to_f16(__byte_perm(four[i], 0, 0x4431));
+      } else {
+        b[i / 2][0][i % 2] = four[i];
       }
-    } else {
-      prim::ldmatrix_x4_trans(four, values + lane % 16 * TheRing::kPitch + lane / 16 * 16 + n * 32);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) b[i / 2][0][i % 2] = four[i];
     }
   }
 
   // value += weights x values of the slot.
   __device__ __forceinline__ void multiply_values(const unsigned char* values, const Weights& w,
                                                   Sums& s, bool poisoned) const {
+    const int32_t place = value_place();
 #pragma unroll
     for (int n = 0; n < kColumns / 2; ++n) {
       uint32_t b[2][kKeySteps][2];
-      load_values(b, values, n);
+      load_values(b, values, place, n);
       if (poisoned) {
 #pragma unroll
         for (int i = 0; i < 4 * kKeySteps; ++i) {
@@ -304,8 +316,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
   __device__ __forceinline__ bool has_poison(const unsigned char* values) const {
     bool found = false;
     for (int i = prim::thread_index() % 32; i < kKeys * TheRing::kPieces; i += 32) {
-      const uint4 v = *reinterpret_cast<const uint4*>(
-          values + i / TheRing::kPieces * TheRing::kPitch + i % TheRing::kPieces * 16);
+      const uint4 v = reinterpret_cast<const uint4*>(values)[i];
       const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -400,6 +411,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
 
   const Exchange& exchange_;
   const Element element_;
+  TheRing ring_;
 };
 
 }  // namespace dspark::cuda::attention
