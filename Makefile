@@ -29,14 +29,17 @@ PYTHON_FILES = $(wildcard _build bench dspark_ext python setup.py tests)
 PROGRAMS = $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
 
 ifeq ($(BIN),.venv/bin)
+  TOOLS = $(PYTHON) _build/environment.py tools
   REQUIREMENTS = $(PYTHON) _build/environment.py requirements
   ENVIRONMENT = $(PYTHON) _build/environment.py
 else
-  REQUIREMENTS = @:
-  ENVIRONMENT = @:
+  TOOLS = :
+  REQUIREMENTS = :
+  ENVIRONMENT = :
 endif
 
-.PHONY: help demo test dev static lint format stub bench clean environment requirements test-cuda-pip
+.PHONY: help demo test dev static simt mutation lint format stub bench clean environment \
+  requirements tools test-cuda-pip
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,17 +50,24 @@ environment:
 requirements:
 	@$(REQUIREMENTS)
 
+tools:
+	@$(TOOLS)
+
 demo: environment
 	@$(BIN)/dspark generate --demo
 
-# One process a core with one OpenMP thread each: threads that wait for each other by spinning make
-# a busy machine several times slower. Tests of threading say how many they want.
+# The requirements, the package and the emulated kernels are made at once: no core waits while pip
+# unpacks or while the last source of a build is compiled. Then one process a core with one OpenMP
+# thread each: threads that wait for each other by spinning make a busy machine several times
+# slower. Tests of threading say how many they want.
 TEST_JOBS ?= auto
 
 test: export DSPARK_WERROR = ON
 test: export OMP_NUM_THREADS = 1
 test: export DSPARK_SIMT = $(CURDIR)/build/simt/libdspark_simt.so
-test: environment lint simt
+test: tools
+	@$(MAKE) --no-print-directory -j 2 environment simt
+	@$(MAKE) --no-print-directory lint
 	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -n $(TEST_JOBS) --dist loadscope \
 	  -c "$(CURDIR)/pyproject.toml" \
 	  "$(CURDIR)/tests" "$(CURDIR)/docs" "$(CURDIR)/README.md" --doctest-glob='*.md' \
@@ -81,7 +91,7 @@ static: requirements
 	$(BIN)/python tests/static/build.py build/static && \
 	DSPARK_STATIC_BUILD="$(CURDIR)/build/static" PYTHONPATH=. $(BIN)/pytest -q tests/static
 
-simt: requirements
+simt: tools
 	@mkdir -p build/logs
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" && export PATH && \
 	{ cmake -S tests/simt -B build/simt -G Ninja > build/logs/simt.log || \
