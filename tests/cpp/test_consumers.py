@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installed library as an engine builder meets it: CMake package, pkg-config, C and C++.
 
-The library is built once with and once without CUDA, warnings as errors. The build folders stay in
-build/, so that a second run compiles nothing.
+Without CUDA the library is built here, without Python and for debugging, warnings as errors. With
+CUDA it is installed from the build of the wheel where that is up to date, as in `make test`, and
+else built for PTX alone. The build folders stay in build/, so that a second run compiles nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -52,17 +54,31 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def wheel_build() -> Path | None:
+    """The folder in which setup.py has built this library with CUDA, if nothing changed since."""
+    folder = ROOT / "build" / f"wheel-{sysconfig.get_config_var('SOABI')}"
+    cache = folder / "CMakeCache.txt"
+    if not cache.exists() or "DSPARK_CUDA:STRING=off" in cache.read_text("utf-8"):
+        return None
+    words = ["cmake", "--build", folder, "--target", "dspark", "--", "-n"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return folder if done.returncode == 0 and "no work to do" in done.stdout else None
+
+
 def build_and_install(prefix: Path, options: Sequence[str], name: str) -> None:
     """Configure, build and install the library without its Python extension."""
-    if not shutil.which("cmake"):
-        pytest.skip("no cmake on this machine")
     folder = ROOT / "build" / name
     ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
     run(
-        *("cmake", "-S", ROOT, "-B", folder, *ninja, "-DCMAKE_BUILD_TYPE=Release"),
+        *("cmake", "-S", ROOT, "-B", folder, *ninja, "-DCMAKE_BUILD_TYPE=Debug"),
         *("-DDSPARK_PYTHON=OFF", "-DDSPARK_WERROR=ON", *options),
     )
     run("cmake", "--build", folder, "--parallel", str(os.cpu_count() or 1))
+    install(folder, prefix)
+
+
+def install(folder: Path, prefix: Path) -> None:
+    """What an engine builder gets."""
     run("cmake", "--install", folder, "--prefix", prefix, "--component", "dev")
 
 
@@ -70,16 +86,21 @@ def build_and_install(prefix: Path, options: Sequence[str], name: str) -> None:
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installation with or without CUDA; `WITH_CUDA` in it tells which."""
     cuda = request.param == "on"
+    if not shutil.which("cmake"):
+        pytest.skip("no cmake on this machine")
     if cuda and os.environ.get("DSPARK_CUDA") == "off":
         pytest.skip("DSPARK_CUDA=off in the environment")
     kind = nvcc_kind() if cuda else "off"
     if kind is None:
         pytest.skip("no nvcc on this machine or in this environment")
     prefix = tmp_path_factory.mktemp(f"prefix {kind}")  # a blank in the path
-    options = [f"-DDSPARK_CUDA={kind}", f"-DPython_EXECUTABLE={sys.executable}"]
-    # PTX alone, which is most of the compiler's work less: the wheel has the whole list.
-    options += ["-DDSPARK_ARCHS=80-virtual"] if cuda else []
-    build_and_install(prefix, options, f"consumer-{kind}")
+    built = wheel_build() if cuda else None
+    if built is not None:
+        install(built, prefix)
+    else:
+        options = [f"-DDSPARK_CUDA={kind}", f"-DPython_EXECUTABLE={sys.executable}"]
+        options += ["-DDSPARK_ARCHS=80-virtual"] if cuda else []
+        build_and_install(prefix, options, f"consumer-{kind}")
     if cuda:
         (prefix / "WITH_CUDA").touch()
     return prefix
