@@ -2,10 +2,11 @@
 """Make the development environment: ``.venv`` with the pinned requirements and this package.
 
 What a build needs comes first. Then the package is compiled while everything else is installed,
-which keeps one processor busy unpacking. Each step leaves a stamp that holds a digest of all that it depends on, and a step whose digest is
-unchanged is skipped without starting pip. So the second run needs no network, an edited source
-rebuilds the package alone (offline, from the requirements already there), and an edited
-requirement file installs again. pip obeys the user's configuration and ``PIP_*`` variables.
+which keeps one processor busy unpacking. Each step leaves a stamp that holds a digest of all that
+it depends on, and a step whose digest is unchanged is skipped without starting pip. So the second
+run needs no network, an edited source rebuilds the package alone (offline, from the requirements
+already there), and an edited requirement file installs again. pip obeys the user's configuration
+and ``PIP_*`` variables.
 
 ``python3 _build/environment.py`` makes everything; with the argument ``tools`` it stops behind what
 a build needs, with ``requirements`` before the package.
@@ -132,7 +133,7 @@ def install_tools() -> None:
 def install_requirements() -> None:
     """Install the pinned requirements.
 
-    Python compiles what is imported; compiling all of PyTorch and SymPy takes longer than unpacking.
+    Python compiles what is imported; to compile all of it takes as long as to unpack it.
     """
     files = [f"--requirement=requirements/{name}" for name in REQUIREMENTS]
     run(pip("install", "--no-compile", *files, *toolchain.build_requirements()), "requirements")
