@@ -69,6 +69,7 @@ test: tools
 	@$(MAKE) --no-print-directory -j 2 environment simt
 	@$(MAKE) --no-print-directory lint
 	@mkdir -p build/run && cd build/run && "$(PROGRAMS)/pytest" -q -n $(TEST_JOBS) --dist loadscope \
+	  --no-loadscope-reorder \
 	  -c "$(CURDIR)/pyproject.toml" \
 	  "$(CURDIR)/tests" "$(CURDIR)/docs" "$(CURDIR)/README.md" --doctest-glob='*.md' \
 	  --doctest-modules --pyargs dspark_ext dspark

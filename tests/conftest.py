@@ -56,6 +56,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with slow tests come first, so that no process has a long one left at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 #: What the CUDA side refuses by design. Any other refusal fails its test.
 REFUSED = ("top_k: got an array; the CUDA backend", "top_p: got an array; the CUDA backend")
 

@@ -495,6 +495,7 @@ def test_no_finding(checked_library: None, family: str, name: str, where: str) -
         CASES[family][name]()
 
 
+@pytest.mark.slow
 def test_no_undefined_behaviour(open_library: Callable[[str], Any]) -> None:
     """The checks of g++ print what they find, so the cases run in a process of their own."""
     program = (

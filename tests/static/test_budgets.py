@@ -13,6 +13,7 @@ import sass
 MAX_PROCESSOR_MINUTES = 12
 
 
+@pytest.mark.slow
 def test_every_kernel_keeps_its_budget(kernels: list[sass.Kernel]) -> None:
     assert kernels
     budgets = sass.read_budgets()
