@@ -4,8 +4,8 @@
 
 namespace dspark::cuda::attention {
 
-template <int32_t kDtype, int kDim>
-constexpr bool kCompiled<WgmmaTile<kDtype, kDim>> = DSPARK_HAS_WGMMA != 0;
+template <int kDim>
+constexpr bool kCompiled<WgmmaTile<kDim>> = DSPARK_HAS_WGMMA != 0;
 
 namespace {
 
@@ -13,9 +13,9 @@ template <int kDim>
 WgmmaKernel kernel_by_type(int32_t cache_dtype) {
   using Sizes = WgmmaSizes<kDim>;
   WgmmaKernel k{nullptr, kDim == 256 ? 32 : 64, Sizes::kSlotBytes, Sizes::kPartBytes,
-                Sizes::kQueryBytes + Sizes::kRestBytes};
-  if (cache_dtype == DSPARK_BF16) k.kernel = attention_kernel<WgmmaTile<DSPARK_BF16, kDim>>;
-  if (cache_dtype == DSPARK_F16) k.kernel = attention_kernel<WgmmaTile<DSPARK_F16, kDim>>;
+                Sizes::kRingAt};
+  const bool serves = cache_dtype == DSPARK_BF16 || cache_dtype == DSPARK_F16;
+  if (serves) k.kernel = attention_kernel<WgmmaTile<kDim>>;
   return k;
 }
 

@@ -26,7 +26,7 @@
 
 namespace dspark::cuda::attention {
 
-template <int32_t kDtype, int kDim>
+template <int kDim>
 class WgmmaTile {
   using Sizes = WgmmaSizes<kDim>;
   static constexpr int kSteps = kWgmmaKeys / 16;  // of a product with values
@@ -38,10 +38,9 @@ class WgmmaTile {
       : args_(args),
         p_(args.p),
         exchange_(exchange),
-        queries_(memory),
-        part_(memory + Sizes::kQueryBytes),
-        rest_(part_ + args.config.ring_bytes),
-        ring_(args, part_, barriers()) {}
+        memory_(memory),
+        ring_(args, memory + Sizes::kRingAt,
+              reinterpret_cast<uint64_t*>(memory + Sizes::kBarriersAt), *range()) {}
 
   /// The rows' queries, zeros for rows that do not exist, and which keys each row sees.
   __device__ void load_queries(const Tile& t) {
@@ -54,7 +53,7 @@ class WgmmaTile {
         const int64_t at = query_offset(p_, t, row, group) + d;
         words = load_eight(static_cast<const uint16_t*>(p_.q) + at, args_.config.vectors);
       }
-      unsigned char* line = queries_ + row / 64 * Sizes::kSlotBytes +
+      unsigned char* line = memory_ + row / 64 * Sizes::kSlotBytes +
                             d / kWgmmaColumns * kWgmmaColumnBytes + row % 64 * prim::kBoxRowBytes;
       *reinterpret_cast<uint4*>(line + ((d % kWgmmaColumns / 8) ^ (row & 7)) * 16) = words;
     }
@@ -64,14 +63,17 @@ class WgmmaTile {
   /// Keys [from, to) of the tile. Whole CTA; afterwards view() is the part. True for a bad page.
   __device__ bool accumulate(const Tile& t, int32_t from, int32_t to) {
     prim::fence_proxy_async();  // queries, and the last part, where the slots are
+    if (threadIdx.x == 0) *range() = {from, to};
     __syncthreads();
-    ring_.open(t, from, to);
+    ring_.open(t);
     Sums sums;
     clear(sums);
     bool poison = false;
-    if (ring_.blocks() == 0) {
-    } else if (t.rows > static_cast<int32_t>(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)) * 64) {
-      poison = work(sums);
+    // The shuffle tells the compiler that the branch is one of whole warps.
+    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (ring_.blocks() > 0 && t.rows > static_cast<int32_t>(warpgroup) * 64) {
+      const bool f16 = p_.cache_dtype == DSPARK_F16;
+      poison = f16 ? work<DSPARK_F16>(sums) : work<DSPARK_BF16>(sums);
     } else {
       poison = follow();
     }
@@ -93,16 +95,16 @@ class WgmmaTile {
     float max[2], sum[2];
   };
 
-  // Shared memory behind the queries and the ring.
-  __device__ int2* ranges() const { return reinterpret_cast<int2*>(rest_); }
+  static_assert(sizeof(TileState) + sizeof(RingKeys) <= 32, "WgmmaSizes::kBarriersAt");
+
+  // Shared memory: queries, then
+  __device__ int2* ranges() const { return reinterpret_cast<int2*>(memory_ + Sizes::kQueryBytes); }
   __device__ TileState* state() const {
     return reinterpret_cast<TileState*>(ranges() + kWgmmaRows);
   }
-  __device__ uint64_t* barriers() const {
-    return reinterpret_cast<uint64_t*>(rest_ + kWgmmaRows * 8 + 32);
-  }
-  // The part, where the ring was: [rows][kValuePitch] and [rows].
-  __device__ float* values() const { return reinterpret_cast<float*>(part_); }
+  __device__ RingKeys* range() const { return reinterpret_cast<RingKeys*>(state() + 1); }
+  // mbarriers, and the ring; where it was, the part: [rows][kValuePitch] and [rows].
+  __device__ float* values() const { return reinterpret_cast<float*>(memory_ + Sizes::kRingAt); }
   __device__ float2* softmax() const {
     return reinterpret_cast<float2*>(values() + kWgmmaRows * Sizes::kValuePitch);
   }
@@ -124,13 +126,14 @@ class WgmmaTile {
 
   // All blocks. True if one had values that were left out. Behind the last one its scores are
   // made once more, for nobody: with a branch the compiler would wait for each wgmma.
+  template <int32_t kDtype>
   __device__ __forceinline__ bool work(Sums& s) {
     float score[kWgmmaKeys / 2];
     uint32_t weight[kSteps][4] = {};
     bool poison = false;
     const unsigned char* keys = ring_.keys();
     prim::wgmma_fence();
-    multiply_keys(keys, score);
+    multiply_keys<kDtype>(keys, score);
     prim::wgmma_wait<0>();
     prim::wgmma_hold(score);
     ring_.free_keys();
@@ -143,14 +146,14 @@ class WgmmaTile {
       hold(s, weight);
       if (b > 0) ring_.free_values();
       rescale(s, factors);
-      pack(score, weight);
+      pack<kDtype>(score, weight);
       unsigned char* values = ring_.values();
       poison |= clean(values, ring_.key(b));
       const bool last = b + 1 == blocks;
       if (!last) keys = ring_.keys();
       prim::wgmma_fence();
-      multiply_keys(keys, score);
-      multiply_values(values, weight, s);
+      multiply_keys<kDtype>(keys, score);
+      multiply_values<kDtype>(values, weight, s);
       if (threadIdx.x < 32) ring_.more(b + 1);
       prim::wgmma_wait<1>();
       prim::wgmma_hold(score);
@@ -175,7 +178,7 @@ class WgmmaTile {
     return poison;
   }
 
-  template <int N, class A>
+  template <int32_t kDtype, int N, class A>
   static __device__ __forceinline__ void multiply(float (&d)[N / 2], const A& a, uint64_t b,
                                                   bool add) {
     if constexpr (kDtype == DSPARK_BF16) {
@@ -186,28 +189,30 @@ class WgmmaTile {
   }
 
   // score = queries x keys of the slot, under way when it returns.
+  template <int32_t kDtype>
   __device__ __forceinline__ void multiply_keys(const unsigned char* keys,
                                                 float (&score)[kWgmmaKeys / 2]) const {
     const uint64_t a =
-        prim::wgmma_descriptor(queries_ + prim::thread_index() / 128 * Sizes::kSlotBytes);
+        prim::wgmma_descriptor(memory_ + prim::thread_index() / 128 * Sizes::kSlotBytes);
     const uint64_t b = prim::wgmma_descriptor(keys);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       const uint64_t column = static_cast<uint64_t>(k / 4 * (kWgmmaColumnBytes >> 4));
-      multiply<kWgmmaKeys>(score, prim::wgmma_advance(a + column, k % 4 * 32),
-                           prim::wgmma_advance(b + column, k % 4 * 32), k > 0);
+      multiply<kDtype, kWgmmaKeys>(score, prim::wgmma_advance(a + column, k % 4 * 32),
+                                   prim::wgmma_advance(b + column, k % 4 * 32), k > 0);
     }
     prim::wgmma_commit();
   }
 
   // value += weights x values of the slot, under way when it returns.
+  template <int32_t kDtype>
   __device__ __forceinline__ void multiply_values(const unsigned char* values,
                                                   const uint32_t (&weight)[kSteps][4],
                                                   Sums& s) const {
     const uint64_t b = prim::wgmma_descriptor_mn(values, kWgmmaColumnBytes);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      multiply<kDim>(s.value, weight[k], prim::wgmma_advance(b, k * 2048), true);
+      multiply<kDtype, kDim>(s.value, weight[k], prim::wgmma_advance(b, k * 2048), true);
     }
     prim::wgmma_commit();
   }
@@ -284,34 +289,36 @@ class WgmmaTile {
     for (int i = 0; i < kDim / 2; ++i) s.value[i] *= factors.of[i / 2 % 2];
   }
 
+  template <int32_t kDtype>
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     return kDtype == DSPARK_F16 ? prim::pack_f16(low, high) : prim::pack_bf16(low, high);
   }
   // Accumulators of the first product are in the order that the second one's A wants.
+  template <int32_t kDtype>
   static __device__ __forceinline__ void pack(const float (&score)[kWgmmaKeys / 2],
                                               uint32_t (&weight)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < kSteps * 4; ++i) {
-      weight[i / 4][i % 4] = pack(score[2 * i], score[2 * i + 1]);
+      weight[i / 4][i % 4] = pack<kDtype>(score[2 * i], score[2 * i + 1]);
     }
   }
 
   // A block that is masked loses the infinities and NaN of its values, for both warpgroups at once.
   // True if it had some.
   __device__ __forceinline__ bool clean(unsigned char* values, int32_t key) const {
-    constexpr uint32_t kExponent = kDtype == DSPARK_F16 ? 0x7c00u : 0x7f80u;
+    const uint32_t exponent = p_.cache_dtype == DSPARK_F16 ? 0x7c00u : 0x7f80u;
     if (!state()->masks(key, kWgmmaKeys)) return false;
     bool found = false;
     for (int32_t i = prim::thread_index(); i < Sizes::kSlotBytes / 16; i += kWgmmaThreads) {
       uint4& four = reinterpret_cast<uint4*>(values)[i];
       const uint4 v = four;
-      if (!is_poison(v.x, kExponent) && !is_poison(v.y, kExponent) && !is_poison(v.z, kExponent) &&
-          !is_poison(v.w, kExponent)) {
+      if (!is_poison(v.x, exponent) && !is_poison(v.y, exponent) && !is_poison(v.z, exponent) &&
+          !is_poison(v.w, exponent)) {
         continue;
       }
       found = true;
-      four = make_uint4(without_poison(v.x, kExponent), without_poison(v.y, kExponent),
-                        without_poison(v.z, kExponent), without_poison(v.w, kExponent));
+      four = make_uint4(without_poison(v.x, exponent), without_poison(v.y, exponent),
+                        without_poison(v.z, exponent), without_poison(v.w, exponent));
     }
     prim::fence_proxy_async();
     prim::barrier_sync(1, kWgmmaThreads);
@@ -340,9 +347,7 @@ class WgmmaTile {
   const Args& args_;
   const Params& p_;
   const Exchange& exchange_;
-  unsigned char* queries_;
-  unsigned char* part_;  // the ring, then the part
-  unsigned char* rest_;
+  unsigned char* memory_;
   WgmmaRing<kDim> ring_;
 };
 

@@ -35,6 +35,17 @@ struct RingPlace {
   }
 };
 
+/// Keys of the tile at hand, in shared memory: registers are scarce.
+struct RingKeys {
+  int32_t from, to;
+
+  /// Blocks of 64 keys, and the first key of block b.
+  __device__ int32_t blocks() const {
+    return from < to ? (to - 1) / kWgmmaKeys - from / kWgmmaKeys + 1 : 0;
+  }
+  __device__ int32_t first(int32_t b) const { return (from / kWgmmaKeys + b) * kWgmmaKeys; }
+};
+
 template <int kDim>
 class WgmmaRing {
   using Sizes = WgmmaSizes<kDim>;
@@ -43,13 +54,15 @@ class WgmmaRing {
   static_assert(kBoxes <= 32, "");
 
  public:
-  /// `barriers`: two a slot. Thread 0 makes them; others use them behind a barrier.
-  __device__ WgmmaRing(const Args& args, unsigned char* slots, uint64_t* barriers)
+  /// `barriers`: two a slot, for the most slots. Thread 0 makes them; others use them behind a
+  /// barrier.
+  __device__ WgmmaRing(const Args& args, unsigned char* slots, uint64_t* barriers, RingKeys& range)
       : args_(args),
         p_(args.p),
         slots_(slots),
         full_(barriers),
-        empty_(barriers + args.config.stages) {
+        empty_(barriers + kWgmmaMaxStages),
+        range_(range) {
     value_.move(1, args.config.stages);
     if (threadIdx.x != 0) return;
     prim::prefetch_tensor_map(args.keys);
@@ -62,14 +75,10 @@ class WgmmaRing {
     prim::mbarrier_init_fence();
   }
 
-  /// Start on keys [from, to) of the tile. Whole CTA, behind fence_proxy_async() of those who have
-  /// stored to the slots, and a barrier.
-  __device__ void open(const Tile& t, int32_t from, int32_t to) {
+  /// Start on the keys of the tile. Whole CTA, behind fence_proxy_async() of those who have stored
+  /// to the slots, and a barrier.
+  __device__ void open(const Tile& t) {
     tile_ = &t;
-    from_ = from;
-    to_ = to;
-    first_ = from / kWgmmaKeys;
-    blocks_ = from < to ? (to - 1) / kWgmmaKeys - first_ + 1 : 0;
     asked_ = 0;
     bad_ = false;
     if (threadIdx.x >= 32) return;
@@ -77,9 +86,8 @@ class WgmmaRing {
     fill(args_.config.stages);
   }
 
-  /// Blocks of 64 keys, and the first key of block b.
-  __device__ int32_t blocks() const { return blocks_; }
-  __device__ int32_t key(int32_t b) const { return (first_ + b) * kWgmmaKeys; }
+  __device__ int32_t blocks() const { return range_.blocks(); }
+  __device__ int32_t key(int32_t b) const { return range_.first(b); }
   /// Of this thread's boxes.
   __device__ bool bad() const { return bad_; }
 
@@ -110,8 +118,9 @@ class WgmmaRing {
 
   // Of this lane's rows of block b: the page, -1 when there is no such row.
   __device__ int32_t page_of(int32_t b) {
+    if (threadIdx.x >= kBoxes || b >= blocks()) return -1;
     const int32_t row = key(b) + static_cast<int32_t>(threadIdx.x) % kPieces * kBoxRows;
-    if (threadIdx.x >= kBoxes || b >= blocks_ || row >= to_ || row + kBoxRows <= from_) return -1;
+    if (row >= range_.to || row <= range_.from - kBoxRows) return -1;
     const int32_t page = p_.page_table[tile_->request * p_.page_table_stride + row / p_.page_size];
     const bool good = static_cast<uint32_t>(page) < static_cast<uint32_t>(p_.num_pages);
     bad_ |= !good;
@@ -120,7 +129,7 @@ class WgmmaRing {
 
   // Ask for slots until `count` have been asked for in this tile.
   __device__ void fill(int32_t count) {
-    count = min(count, 2 * blocks_);
+    count = min(count, 2 * blocks());
 #pragma unroll 1
     for (; asked_ < count; ++asked_) {
       const bool keys = asked_ % 2 == 0;
@@ -152,9 +161,8 @@ class WgmmaRing {
   unsigned char* slots_;
   uint64_t* full_;   // [slots] copies have landed
   uint64_t* empty_;  // [slots] all warps have read it
+  const RingKeys& range_;
   const Tile* tile_ = nullptr;
-  int32_t from_ = 0, to_ = 0;
-  int32_t first_ = 0, blocks_ = 0;
   int32_t asked_ = 0;  // slots of this tile, keys and values in turn
   int32_t page_ = -1,
           ahead_ = -1;  // of this lane's box: of the block being asked for, and the next

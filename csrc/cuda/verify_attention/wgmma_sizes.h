@@ -24,8 +24,11 @@ struct WgmmaSizes {
   static constexpr int kSlotBytes = kColumns * kWgmmaColumnBytes;
   static constexpr int kQueryBytes = 2 * kSlotBytes;  // [warpgroup][column][row]
   static constexpr int kValuePitch = kDim + 8;        // floats of a row of the part
-  // Behind the ring: keys that each row sees, what all know of the tile, mbarriers.
-  static constexpr int kRestBytes = kWgmmaRows * 8 + 32 + 2 * 8 * kWgmmaMaxStages;
+  // Behind the queries: keys that each row sees, what all know of the tile, mbarriers. Then the
+  // ring: nothing lies at a place that only the host knows.
+  static constexpr int kBarriersAt = kQueryBytes + kWgmmaRows * 8 + 32;
+  static constexpr int kRingAt = (kBarriersAt + 2 * 8 * kWgmmaMaxStages + prim::kBoxAlignment - 1) /
+                                 prim::kBoxAlignment * prim::kBoxAlignment;
   // The part takes the ring's place: values, then (maximum, sum).
   static constexpr int kPartBytes = kWgmmaRows * (kValuePitch * 4 + 8);
 };
