@@ -17,15 +17,20 @@ code is 1 when a goal is missed. Warm and cold say whether L2 held the last repl
               the cache is paged
     peers     torch's FlexAttention and varlen_attn on dense keys, FlashInfer's paged prefill,
               FlashAttention 2 (pages of 256) and 3. The table of peers says which are here
-    floor     keys and values of the batch read once: on a CPU at the bandwidth of a sum over a
-              large array in the same turns, on a GPU at the 4.3 TB/s of an H200
+    floor     keys and values of the batch read once: on a GPU at the 4.3 TB/s of an H200, on a CPU
+              at the bandwidth of a sum over a large array in the same turns; there the products at
+              the rate of a loop of multiply-adds on registers (peak) count as well, and the larger
+              of the two is the floor
 
-With one row and short contexts the call itself is the cost; with several rows the products are.
+On a CPU with one thread times are the processor's, not the clock's on the wall: others may run
+meanwhile. With one row and short contexts the call itself is the cost; with several rows the
+products are.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lib import contest, roofline
+from lib.peak import multiply_adds
 from lib.timing import STREAM_BYTES, stream, time_in_turns
 from peers.attention import Problem, find, problem, sdpa_calls
 
@@ -111,12 +117,18 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
     p["answer"] = op().clone()
     peers, found = find(p)
     states |= found
-    calls = {"op": op, **sdpa_calls(p), **peers, "stream": stream()}
-    times = time_in_turns(calls, seconds=seconds)
+    multiply, operations = multiply_adds()
+    calls = {"op": op, **sdpa_calls(p), **peers, "stream": stream(), "peak": multiply}
+    threads = torch.get_num_threads()
+    clock = time.process_time if threads == 1 else time.perf_counter
+    times = time_in_turns(calls, seconds=seconds, clock=clock)
     us = {name: 1e6 * t.median for name, t in times.items()}
     heads, d = p["q"].shape[1:]
     work = 4 * heads * d * p["rows"] * sum(p["lengths"])
     bandwidth = STREAM_BYTES / times["stream"].median
+    peak = threads * operations / times["peak"].median
+    products, reading = 1e6 * work / peak, 1e6 * moved(p) / bandwidth
+    floor = max(products, reading)
     return [
         head(row)
         | {
@@ -128,8 +140,13 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
             "gather/op": us["gather"] / us["op"],
             "best sdpa/op": times["sdpa"].best / times["op"].best,
             "GFLOP/s": work / times["op"].median / 1e9,
-            "floor us": 1e6 * moved(p) / bandwidth,
+            "peak GFLOP/s": peak / 1e9,
             "stream GB/s": bandwidth / 1e9,
+            "products us": products,
+            "reading us": reading,
+            "floor us": floor,
+            "floor/op": floor / us["op"],
+            "floor/sdpa": floor / us["sdpa"],
         }
     ]
 

@@ -78,22 +78,19 @@ AttentionState state_at(float* at, const Shape& shape) {
 
 struct Scratch {
   AttentionState total, part;
-  float *q, *scores, *k, *v_wide;  // [rows, width], [rows, kBlock], [width, kBlock] twice
-  const void **k_rows, **v_rows;   // [kBlock]
-  const void** ahead;              // [2 * kBlock * shape.ahead]
-  const float** v;                 // [kBlock]
-  int *begin, *end;                // [rows]
+  float *q, *scores, *panel;      // [rows, width], [rows, kBlock], [kPanelFloats]
+  const void **k_rows, **v_rows;  // [kBlock]
+  const void** ahead;             // [2 * kBlock * shape.ahead]
+  int *begin, *end;               // [rows]
 
   Scratch(float* at, const Shape& shape) {
     total = state_at(at, shape);
     part = state_at(at + shape.state(), shape);
-    k_rows = reinterpret_cast<const void**>(at + 2 * shape.state());
+    panel = at + 2 * shape.state();
+    k_rows = reinterpret_cast<const void**>(panel + kPanelFloats);
     v_rows = k_rows + kBlock;
     ahead = v_rows + kBlock;
-    v = reinterpret_cast<const float**>(ahead + 2 * kBlock * shape.ahead);
-    k = reinterpret_cast<float*>(v + kBlock);
-    v_wide = k + static_cast<int64_t>(kBlock) * shape.width;
-    scores = v_wide + static_cast<int64_t>(kBlock) * shape.width;
+    scores = reinterpret_cast<float*>(ahead + 2 * kBlock * shape.ahead);
     q = scores + static_cast<int64_t>(shape.rows) * kBlock;
     begin =
         reinterpret_cast<int*>(q + static_cast<int64_t>(shape.heads) * shape.rows * shape.width);
@@ -245,12 +242,10 @@ class Piece {
     const int first = static_cast<int>(max64(low_ - key, 0));
     const int last = static_cast<int>(min64(high_ - key, kBlock));
     find_rows(s, key, first, last);
+    const bool direct =
+        p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width && rows_ <= kDirectRows;
     for (int64_t h = 0; h < shape_.heads; ++h) {
       const int64_t at = h * p_.head_stride, m = h * rows_;
-      loops_.transpose(s.k, s.k_rows, at, p_.cache_dtype, first, last, p_.head_dim);
-      if (!direct()) {
-        loops_.widen_panels(s.v_wide, s.v_rows, at, p_.cache_dtype, first, last, p_.head_dim);
-      }
       const int64_t asked = ahead * h / shape_.heads;
       loops_.block({rows_,
                     p_.head_dim,
@@ -259,10 +254,14 @@ class Piece {
                     s.q + m * shape_.width,
                     s.begin,
                     s.end,
-                    s.k,
-                    s.v,
-                    direct() ? at : 0,
-                    direct() ? loops_.panel : static_cast<int64_t>(kBlock) * loops_.panel,
+                    first,
+                    last,
+                    s.k_rows,
+                    s.v_rows,
+                    at,
+                    p_.cache_dtype,
+                    direct,
+                    s.panel,
                     s.scores,
                     {state.max + m, state.sum + m, state.acc + m * shape_.width},
                     s.ahead + asked,
@@ -280,11 +279,6 @@ class Piece {
         s.end[m] = static_cast<int>(max64(high, 0));
       }
     }
-  }
-
-  // Values are used where they lie, not laid out in panels.
-  bool direct() const {
-    return p_.cache_dtype == DSPARK_F32 && p_.head_dim == shape_.width && rows_ <= kDirectRows;
   }
 
   // body(n, byte offset in the caches) of the rows n in [first, last) of the block at `key`.
@@ -313,9 +307,6 @@ class Piece {
     });
     for (int n = 0; n < first; ++n) s.k_rows[n] = s.k_rows[first];
     for (int n = last; n < kBlock; ++n) s.k_rows[n] = s.k_rows[last - 1];
-    for (int n = first; n < last; ++n) {
-      s.v[n] = direct() ? static_cast<const float*>(s.v_rows[n]) : s.v_wide + n * loops_.panel;
-    }
   }
 
   // What the block at `key` will read, in the order of memory where a row holds all heads.

@@ -13,10 +13,11 @@
 
 namespace dspark::cpu {
 
-constexpr int kBlock = 64;         // keys in a block
-constexpr int kWidthAlign = 32;    // floats: a head is padded with zeros to a multiple of this
-constexpr int kMaxBlockRows = 64;  // rows whose tiles a block keeps at a time
-constexpr int kAheadBytes = 256;   // of the next block, asked for at once
+constexpr int kBlock = 64;          // keys in a block
+constexpr int kWidthAlign = 32;     // floats: a head is padded with zeros to a multiple of this
+constexpr int kMaxBlockRows = 64;   // rows whose tiles a block keeps at a time
+constexpr int kPanelFloats = 4096;  // what the tiles of a block run along at a time
+constexpr int kAheadBytes = 256;    // of the next block, asked for at once
 
 /// Online softmax of a few rows: weights 2^(score - max), their sum, and the weighted values.
 struct AttentionState {
@@ -29,34 +30,28 @@ struct AttentionState {
 struct AttentionBlock {
   int rows;  // query rows: tokens times heads of the group
   int head_dim;
-  int width;                 // padded head size
-  float soft_cap;            // 0 = none; in units of log 2
-  const float* q;            // [rows, width] queries, scaled to scores in units of log 2
-  const int* begin;          // [rows] first visible key of the block
-  const int* end;            // [rows] one past the last; begin >= end: the row sees none
-  const float* k;            // [kBlock / panel][head_dim, panel] transposed keys
-  const float* const* v;     // [kBlock] rows of values
-  int64_t v_offset;          // floats from there to the first panel
-  int64_t panel_stride;      // floats between the panels of a row of values
-  float* scores;             // [rows, kBlock] scratch
-  AttentionState state;      // updated
-  const void* const* ahead;  // [ahead_count] what the next block will read, kAheadBytes each
+  int width;                  // padded head size
+  float soft_cap;             // 0 = none; in units of log 2
+  const float* q;             // [rows, width] queries, scaled to scores in units of log 2
+  const int* begin;           // [rows] first visible key of the block
+  const int* end;             // [rows] one past the last; begin >= end: the row sees none
+  int first, last;            // keys that some row sees; those around them repeat one of them
+  const void* const* k_rows;  // [kBlock] rows of the cache
+  const void* const* v_rows;  // [kBlock]
+  int64_t at;                 // element of a row where the head begins
+  int32_t cache_dtype;        // of the rows
+  bool direct;                // values are float32 and used where they lie
+  float* panel;               // [kPanelFloats] scratch: what the tiles run along
+  float* scores;              // [rows, kBlock] scratch
+  AttentionState state;       // updated
+  const void* const* ahead;   // [ahead_count] what the next block will read, kAheadBytes each
   int ahead_count;
 };
 
 struct VerifyAttentionLoops {
-  int panel;  // columns of a panel: two vectors
   /// `count` rows of `d` elements, `stride` apart, to float rows of `width`, times `factor`.
   void (*widen)(float* to, int width, const void* from, int32_t dtype, int64_t stride, int count,
                 int d, float factor);
-  /// Rows [begin, end) of a block of values, from element `at` of each, to panels of columns,
-  /// [width / panel][kBlock, panel].
-  void (*widen_panels)(float* to, const void* const* rows, int64_t at, int32_t dtype, int begin,
-                       int end, int d);
-  /// Rows [begin, end) of a block of keys, from element `at` of each, to columns of panels,
-  /// [kBlock / panel][d, panel]. Rows up to the next multiple of 16 on both sides must be readable.
-  void (*transpose)(float* to, const void* const* rows, int64_t at, int32_t dtype, int begin,
-                    int end, int d);
   void (*block)(const AttentionBlock& b);
   /// Row `row` of `part`, whose keys come later, into `total`; with `starts`, `total` has none yet.
   void (*merge)(const AttentionState& total, const AttentionState& part, int row, int width,

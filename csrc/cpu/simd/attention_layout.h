@@ -146,49 +146,48 @@ DSPARK_LANES void transpose_wide(float* to, const void* const* rows, int64_t at,
   transpose_rest(to, rows, at, c, d, load);
 }
 
-static void transpose(float* panels, const void* const* rows, int64_t at, int32_t dtype, int begin,
+// Elements [at, at + d) of the keys [begin, end) of a panel to its columns, [d, kPanel]. Keys up to
+// the next multiple of kLanes on both sides are read.
+static void transpose(float* to, const void* const* rows, int64_t at, int32_t dtype, int begin,
                       int end, int d) {
   for (int n = begin / kLanes * kLanes; n < end; n += kLanes) {
-    float* to = panels + n / kPanel * kPanel * d + n % kPanel;
     if (dtype == DSPARK_F32) {
-      transpose_f32(to, rows + n, at, d);
+      transpose_f32(to + n, rows + n, at, d);
     } else if (dtype == DSPARK_BF16) {
-      transpose_bf16(to, rows + n, at, d);
+      transpose_bf16(to + n, rows + n, at, d);
     } else if (dtype == DSPARK_F8_E4M3) {
-      transpose_wide(to, rows + n, at, d, LoadF8());
+      transpose_wide(to + n, rows + n, at, d, LoadF8());
     } else {
-      transpose_wide(to, rows + n, at, d, LoadF16());
+      transpose_wide(to + n, rows + n, at, d, LoadF16());
     }
   }
 }
 
 template <class Load>
-DSPARK_LANES void widen_to_panels(float* panels, const void* const* rows, int64_t at, int begin,
-                                  int end, int d, const Load& load) {
+DSPARK_LANES void widen_panel(float* to, const void* const* rows, int64_t at, int begin, int end,
+                              int d, const Load& load) {
   for (int n = begin; n < end; ++n) {
-    const void* row = rows[n];
-    float* to = panels + n * kPanel;
-    int c = 0;
-    for (; c + kPanel <= d; c += kPanel, to += kBlock * kPanel) {
-      vec_store(to, load.vec(row, at + c));
-      vec_store(to + kLanes, load.vec(row, at + c + kLanes));
+    float* row = to + n * kPanel;
+    if (d >= kPanel) {
+      vec_store(row, load.vec(rows[n], at));
+      vec_store(row + kLanes, load.vec(rows[n], at + kLanes));
+    } else {
+      for (int l = 0; l < kPanel; ++l) row[l] = l < d ? load(rows[n], at + l) : 0.0f;
     }
-    if (c == d) continue;
-    for (int l = 0; l < kPanel; ++l) to[l] = c + l < d ? load(row, at + c + l) : 0.0f;
   }
 }
 
-// Rows [begin, end) of a block of values to panels of columns.
-static void widen_panels(float* panels, const void* const* rows, int64_t at, int32_t dtype,
-                         int begin, int end, int d) {
+// Elements [at, at + d) of the values [begin, end), padded with zeros, to a panel [kBlock, kPanel].
+static void widen_values(float* to, const void* const* rows, int64_t at, int32_t dtype, int begin,
+                         int end, int d) {
   if (dtype == DSPARK_F32) {
-    widen_to_panels(panels, rows, at, begin, end, d, LoadF32());
+    widen_panel(to, rows, at, begin, end, d, LoadF32());
   } else if (dtype == DSPARK_BF16) {
-    widen_to_panels(panels, rows, at, begin, end, d, LoadBf16());
+    widen_panel(to, rows, at, begin, end, d, LoadBf16());
   } else if (dtype == DSPARK_F8_E4M3) {
-    widen_to_panels(panels, rows, at, begin, end, d, LoadF8());
+    widen_panel(to, rows, at, begin, end, d, LoadF8());
   } else {
-    widen_to_panels(panels, rows, at, begin, end, d, LoadF16());
+    widen_panel(to, rows, at, begin, end, d, LoadF16());
   }
 }
 

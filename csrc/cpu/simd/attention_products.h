@@ -83,12 +83,13 @@ DSPARK_LANES void product(const float* weight, int stride, int begin, int end, c
   }
 }
 
-// Scores of a panel of keys.
+// Adds the terms [from, from + depth) of the head to the scores of a panel of keys.
 template <int kRows>
-static void score_rows(const AttentionBlock& b, int row, int panel, Ahead& ahead) {
-  const float* k = b.k + panel * kPanel * b.head_dim;
-  product<kRows, false>(
-      b.q + row * b.width, b.width, 0, b.head_dim, [k](int d) { return k + d * kPanel; },
+static void score_rows(const AttentionBlock& b, int row, int panel, int from, int depth,
+                       Ahead& ahead) {
+  const float* k = b.panel;
+  product<kRows, true>(
+      b.q + row * b.width + from, b.width, 0, depth, [k](int d) { return k + d * kPanel; },
       b.scores + row * kBlock + panel * kPanel, kBlock, ahead);
 }
 
@@ -96,18 +97,26 @@ static void score_rows(const AttentionBlock& b, int row, int panel, Ahead& ahead
 template <int kRows>
 static void value_rows(const AttentionBlock& b, int row, int begin, int end, int panel,
                        Ahead& ahead) {
-  const float* const* v = b.v;
-  const int64_t offset = b.v_offset + panel * b.panel_stride;
-  product<kRows, true>(
-      b.scores + row * kBlock, kBlock, begin, end, [v, offset](int n) { return v[n] + offset; },
-      b.state.acc + row * b.width + panel * kPanel, b.width, ahead);
+  const float* weight = b.scores + row * kBlock;
+  float* acc = b.state.acc + row * b.width + panel * kPanel;
+  if (b.direct) {
+    const void* const* v = b.v_rows;
+    const int64_t at = b.at + panel * kPanel;
+    const auto found = [v, at](int n) { return static_cast<const float*>(v[n]) + at; };
+    product<kRows, true>(weight, kBlock, begin, end, found, acc, b.width, ahead);
+  } else {
+    const float* v = b.panel;
+    const auto laid = [v](int n) { return v + n * kPanel; };
+    product<kRows, true>(weight, kBlock, begin, end, laid, acc, b.width, ahead);
+  }
 }
 
 template <int kRows = kTileRows>
-static void score_rows_of(int rows, const AttentionBlock& b, int row, int panel, Ahead& ahead) {
+static void score_rows_of(int rows, const AttentionBlock& b, int row, int panel, int from,
+                          int depth, Ahead& ahead) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return score_rows<kRows>(b, row, panel, ahead);
-    score_rows_of<kRows - 1>(rows, b, row, panel, ahead);
+    if (rows == kRows) return score_rows<kRows>(b, row, panel, from, depth, ahead);
+    score_rows_of<kRows - 1>(rows, b, row, panel, from, depth, ahead);
   }
 }
 

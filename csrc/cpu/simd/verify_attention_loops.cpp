@@ -4,9 +4,9 @@
 // the keys of a block (its keys are transposed once, for all rows that share it), values with lanes
 // over the head.
 //
-// What a tile runs along lies in panels two vectors wide, one behind the other, so that a panel
-// stays in the first-level cache while all rows pass over it: 16 KB of keys, 8 KB of values for a
-// head of 128. (Rows of a cache are often 4 KB apart and would evict each other.)
+// What a tile runs along is laid out in a panel two vectors wide just before all rows pass over it:
+// at most 16 KB of keys, 8 KB of values, always in the same memory, so that it stays in the
+// first-level cache. (Rows of a cache are often 4 KB apart and would evict each other.)
 //
 // Scores are in units of log 2, so that a weight is 2^(score - maximum).
 //
@@ -20,6 +20,8 @@
 
 namespace dspark::cpu::DSPARK_SIMD {
 
+constexpr int kDepth = 128;  // elements of a head in a part of a panel of keys
+static_assert(kDepth * kPanel <= kPanelFloats && kBlock * kPanel <= kPanelFloats, "panels fit");
 constexpr int kSums = 16;  // partial sums of a block's weights, at every level
 constexpr float kInfinity = __builtin_inff();
 
@@ -148,6 +150,28 @@ static void weigh_rows(const AttentionBlock& b, int first, int last) {
   }
 }
 
+// Scores of the tiles, added up in parts of kDepth elements of a head.
+static void add_scores(const AttentionBlock& b, const Tile* tiles, int count, Ahead& ahead) {
+  for (int i = 0; i < count; ++i) {
+    float* s = b.scores + tiles[i].row * kBlock;
+    for (int n = 0; n < tiles[i].rows * kBlock; ++n) s[n] = 0.0f;
+  }
+  for (int from = 0; from < b.head_dim; from += kDepth) {
+    const int depth = b.head_dim - from < kDepth ? b.head_dim - from : kDepth;
+    for (int panel = b.first / kPanel; panel * kPanel < b.last; ++panel) {
+      const int key = panel * kPanel;
+      const int begin = b.first > key ? b.first - key : 0;
+      const int end = b.last - key < kPanel ? b.last - key : kPanel;
+      transpose(b.panel, b.k_rows + key, b.at + from, b.cache_dtype, begin, end, depth);
+      for (int i = 0; i < count; ++i) {
+        const Tile& t = tiles[i];
+        if (t.any_begin >= key + kPanel || t.any_end <= key) continue;
+        score_rows_of(t.rows, b, t.row, panel, from, depth, ahead);
+      }
+    }
+  }
+}
+
 // Rows [first, last) of a block, at most kMaxBlockRows.
 static void block_rows(const AttentionBlock& b, int first, int last) {
   Tile tiles[kMaxBlockRows];
@@ -159,15 +183,13 @@ static void block_rows(const AttentionBlock& b, int first, int last) {
   }
   const int terms = kBlock / kPanel * b.head_dim + b.width / kPanel * kBlock;
   Ahead ahead(b, first == 0 ? count * terms / kTerms : 0);
-  for (int panel = 0; panel < kBlock / kPanel; ++panel) {
-    for (int i = 0; i < count; ++i) {
-      const Tile& t = tiles[i];
-      if (t.any_begin >= (panel + 1) * kPanel || t.any_end <= panel * kPanel) continue;
-      score_rows_of(t.rows, b, t.row, panel, ahead);
-    }
-  }
+  add_scores(b, tiles, count, ahead);
   weigh_rows(b, first, last);
-  for (int panel = 0; panel < b.width / kPanel; ++panel) {
+  for (int panel = 0; panel * kPanel < b.head_dim; ++panel) {
+    const int at = panel * kPanel;
+    if (!b.direct) {
+      widen_values(b.panel, b.v_rows, b.at + at, b.cache_dtype, b.first, b.last, b.head_dim - at);
+    }
     for (int i = 0; i < count; ++i) {
       if (tiles[i].any_begin < tiles[i].any_end) add_values(b, tiles[i], panel, ahead);
     }
@@ -219,7 +241,6 @@ static void finish(void* out, int32_t dtype, const AttentionState& state, int ro
   }
 }
 
-const VerifyAttentionLoops verify_attention_loops = {kPanel, widen, widen_panels, transpose,
-                                                     block,  merge, finish};
+const VerifyAttentionLoops verify_attention_loops = {widen, block, merge, finish};
 
 }  // namespace dspark::cpu::DSPARK_SIMD
