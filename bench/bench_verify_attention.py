@@ -129,6 +129,10 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
     peak = threads * operations / times["peak"].median
     products, reading = 1e6 * work / peak, 1e6 * moved(p) / bandwidth
     floor = max(products, reading)
+    least = max(
+        work * times["peak"].best / (threads * operations),
+        moved(p) * times["stream"].best / STREAM_BYTES,
+    )
     return [
         head(row)
         | {
@@ -147,6 +151,8 @@ def measure_cpu(row: Row, seconds: float, seed: int, states: dict[str, str]) -> 
             "floor us": floor,
             "floor/op": floor / us["op"],
             "floor/sdpa": floor / us["sdpa"],
+            "best floor/op": least / times["op"].best,
+            "best floor/sdpa": least / times["sdpa"].best,
         }
     ]
 
