@@ -7,8 +7,10 @@
 //
 // Two ways to fill it, which leave the same bytes in every row that counts:
 // * bulk (sm_90 on, pages of a multiple of 16 rows): one lane asks the copy engine for boxes of 16
-//   rows of a column, two to eight instructions a slot, and an mbarrier counts their bytes. Rows
-//   outside of the range come along as they are; the box of a bad page is taken from page 0.
+//   rows of a column, one to four a slot, and an mbarrier counts their bytes. Rows outside of the
+//   range come along as they are; the box of a bad page is taken from page 0. Waiting, looking up
+//   and asking are 149 instructions of a warp a slot (sm_90a, 128 elements of two bytes; the mean
+//   of keys, with the look-up, and values; row by row it is 432).
 // * rows (everything else): all lanes copy 16 bytes at a time with cp.async, row by row, so that
 //   any page size will do. Rows that are not there become zeros.
 // Nobody looks at a row that is not there but through masks, which keep out whatever it holds
@@ -197,21 +199,34 @@ class Ring {
     if (n + 1 < steps_) ahead_ = page_of(step + kKeyGroups);
   }
 
-  // One lane asks for the boxes of a slot.
+  // One lane asks for the boxes of a slot. A hint for each branch: as a variable it would be held
+  // in registers by all lanes.
   __device__ void copy_boxes(const prim::TensorMap& map, int32_t slot) const {
-    unsigned char* to = slots_ + slot * kSlotBytes;
-    const int32_t head = tile_->head;
-    const auto hint = config_.once ? prim::CacheHint::kEvictFirst : prim::CacheHint::kNormal;
-    if (asks()) prim::mbarrier_expect(full_ + slot, kSlotBytes);
+    int32_t page[kBoxes], row[kBoxes];
 #pragma unroll
     for (int b = 0; b < kBoxes; ++b) {
-      const int32_t page = max(0, b == 0 ? page_ : __shfl_sync(0xffffffffu, page_, b * kBoxRows));
-      const int32_t row = b == 0 ? row_ : __shfl_sync(0xffffffffu, row_, b * kBoxRows);
-      if (!asks()) continue;
+      page[b] = max(0, b == 0 ? page_ : __shfl_sync(0xffffffffu, page_, b * kBoxRows));
+      row[b] = b == 0 ? row_ : __shfl_sync(0xffffffffu, row_, b * kBoxRows);
+    }
+    if (!asks()) return;
+    prim::mbarrier_expect(full_ + slot, kSlotBytes);
+    if (config_.once) {
+      ask(map, slot, page, row, prim::CacheHint::kEvictFirst);
+    } else {
+      ask(map, slot, page, row, prim::CacheHint::kNormal);
+    }
+  }
+  __device__ __forceinline__ void ask(const prim::TensorMap& map, int32_t slot,
+                                      const int32_t (&page)[kBoxes], const int32_t (&row)[kBoxes],
+                                      prim::CacheHint hint) const {
+    const int32_t head = tile_->head;
+#pragma unroll
+    for (int b = 0; b < kBoxes; ++b) {
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        prim::tensor_load_4d(to + column * kColumnBytes + b * kBoxBytes, map, full_ + slot,
-                             column * (kPitch / kBytes), row, head, page, hint);
+        prim::tensor_load_4d(slots_ + slot * kSlotBytes + column * kColumnBytes + b * kBoxBytes,
+                             map, full_ + slot, column * (kPitch / kBytes), row[b], head, page[b],
+                             hint);
       }
     }
   }
