@@ -23,7 +23,7 @@ def test_every_kind_of_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(bench, "SHORT", SHAPES)
-    monkeypatch.setattr(bench, "read_bandwidth", lambda clock: 1e9)
+    monkeypatch.setattr(bench, "read_bandwidth", lambda **_: 1e9)
     kept = tmp_path / "kept.json"
     options = ["--seconds", "0", "--json", "--save", str(kept)]
     monkeypatch.setattr(sys, "argv", ["bench_paged_kv.py", *options])
