@@ -40,7 +40,9 @@ TILE_SECONDS = (
     0.7e-6  # of a tile beside its keys: queries, filling the ring, merging warps; assumed
 )
 BLOCKS = 2  # blocks of a multiprocessor, which hide half of that from each other
-SPLIT_ROWS = 1024  # keys of a split in the batch-invariant mode
+SPLIT_ROWS = 256  # keys of a split in the batch-invariant mode
+RUN_ROWS = 1024  # and of a run of splits, of which one part is handed over where there are many
+FINE_UNITS = 2  # splits a block up to which they are shared out one by one
 SHOWN = ((1, 1024), (1, 4096), (2, 4096), (4, 2048), (8, 4096), (32, 4096), (128, 2048), (8, 32768))
 CLUSTERS = (16, 8, 4, 2)  # blocks that share a tile
 CLUSTER_BYTES = 65536  # config.h: that a multiprocessor reads while a grid exchanges parts
@@ -193,13 +195,32 @@ def predicted(
         beside = max(1.0, min(BLOCKS, blocks / device.multiprocessors))
         return fixed + TILE_SECONDS / beside + busy(shape, blocks, device)
     blocks = BLOCKS * device.multiprocessors
-    parts = -(-shape.length // SPLIT_ROWS) if invariant else 1
-    each = tiles * parts / blocks  # tiles, or parts of tiles, of a block
-    edge = TILE_SECONDS * max(1.0, each) / BLOCKS
-    uneven = 1.0
-    if invariant:  # whole splits: the last round may leave blocks without work
-        uneven = -(-tiles * parts // blocks) * blocks / (tiles * parts)
-    return fixed + edge + busy(shape, blocks, device) * uneven
+    if invariant:
+        return fixed + _splits(shape, blocks, device)
+    edge = TILE_SECONDS * max(1.0, tiles / blocks) / BLOCKS  # tiles of a block
+    return fixed + edge + busy(shape, blocks, device)
+
+
+def _splits(shape: Shape, blocks: int, device: Device) -> float:
+    """Return the seconds of whole splits, or runs of them, on ``blocks``: rounds, the last of few.
+
+    Each split costs a tile's edge; the parts are written and read through L2.
+    """
+    tiles = shape.requests * shape.kv_heads
+    splits = tiles * -(-shape.length // SPLIT_ROWS)
+    units = splits
+    if splits > FINE_UNITS * blocks:
+        units = tiles * -(-shape.length // RUN_ROWS)
+    rest = (units - 1) % blocks + 1
+    time = sum(
+        max(
+            busy(shape, at_work, device) * count / units,
+            (terms(shape, device)["l2"] / units + 8 * shape.rows * shape.d / device.l2) * count,
+        )
+        for count, at_work in ((units - rest, blocks), (rest, rest))
+    )
+    beside = max(1.0, min(BLOCKS, units / device.multiprocessors))
+    return time + TILE_SECONDS * max(1.0, splits / blocks) / beside
 
 
 def main() -> None:

@@ -84,6 +84,12 @@ ALLOWED: dict[str, str] = {
     "rejection_sampler/team.cuh barrier: __syncwarp();  // whole warps arrive": (
         "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
     ),
+    **{
+        f"verify_attention/cluster.cuh merge_cluster: {line}": (
+            "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
+        )
+        for line in ("__syncwarp();  // whole warps arrive", "__syncwarp();")
+    },
 }
 
 

@@ -16,10 +16,12 @@ namespace dspark::cuda::attention {
 
 using Params = dspark_verify_attention_params;
 
-constexpr int kMaxGrid = 1024;    // CTAs of one launch
-constexpr int kSplitKeys = 1024;  // of a split, when the bytes must not depend on the batch
-constexpr int kBoxRows = 16;      // of a page, in a bulk copy
-constexpr int kMaxCluster = 16;   // CTAs that share a tile through their shared memory
+constexpr int kMaxGrid = 1024;   // CTAs of one launch
+constexpr int kSplitShift = 8;   // 256 keys of a split, when the bytes must not depend on the batch
+constexpr int kRunShift = 10;    // and 1024 of a run of splits
+constexpr int kFineUnits = 2;    // splits a CTA up to which they are shared out one by one
+constexpr int kBoxRows = 16;     // of a page, in a bulk copy
+constexpr int kMaxCluster = 16;  // CTAs that share a tile through their shared memory
 
 /// How a launch is cut: a pure function of the sizes and the device (config.h).
 struct Config {
@@ -38,11 +40,12 @@ struct Config {
   uint64_t grid_inverse;  // floor(2^64 / grid), 2^64 - 1 for one CTA
   uint32_t page_inverse;  // floor(2^32 / page_size), 2^32 - 1 for one row
   int64_t slots;          // partial results that CTAs can hand to each other
-  bool invariant;         // every unit has a softmax of its own
+  bool invariant;         // every split has a softmax of its own
   bool cooperative;       // all CTAs run at once and may wait for each other
   bool vectors;           // q can be read, and out written, in vectors
   bool bulk;              // Args::keys and Args::values describe the caches (maps.h)
   bool once;              // one tile has all rows of a request: nobody reads its keys again
+  uint32_t run_offset;    // of the slot in shared memory where splits become a run
   uint32_t shared_bytes;
 };
 

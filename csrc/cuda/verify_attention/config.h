@@ -24,8 +24,6 @@ constexpr int64_t kMinShareBytes = INT64_C(1) << 17;   // of the cache that a CT
 constexpr int64_t kClusterBytes = INT64_C(1) << 16;    // that an SM reads while a grid exchanges
 constexpr int64_t kMaxClusterGrid = INT64_C(1) << 16;  // CTAs
 constexpr int kUnitShift = 6;                          // 64 keys
-constexpr int kSplitShift = 10;
-static_assert(1 << kSplitShift == kSplitKeys, "");
 
 inline int64_t capped_product(int64_t a, int64_t b, int64_t cap) {
   return a != 0 && b > cap / a ? cap : a * b;
@@ -45,7 +43,7 @@ inline int64_t row_blocks(const Config& c, const Params& p) {
 /// What follows from rows and threads: units of work, slots.
 inline void set_units(Config& c, const Params& p, int64_t unit_bytes) {
   c.invariant = p.batch_invariant != 0;
-  c.unit_shift = c.invariant ? kSplitShift : kUnitShift;
+  c.unit_shift = c.invariant ? kRunShift : kUnitShift;
   c.overhead = c.invariant ? 0 : 1;
   const int64_t least = c.invariant || unit_bytes == 0 ? 1 : kMinShareBytes / unit_bytes;
   c.min_share = least > 1 ? least : 1;
@@ -54,16 +52,27 @@ inline void set_units(Config& c, const Params& p, int64_t unit_bytes) {
       p.page_size > 1 ? static_cast<uint32_t>((UINT64_C(1) << 32) / p.page_size) : UINT32_MAX;
 }
 
+/// Shared memory of a launch, whose Compute has the first `bytes`. Behind set_units(), for c.rows.
+inline int64_t with_run(Config& c, int64_t bytes) {
+  c.run_offset = static_cast<uint32_t>((bytes + 15) / 16 * 16);
+  return c.invariant ? c.run_offset + slot_bytes(c) : bytes;
+}
+
 /// Partial results that the CTAs of a launch can hand to each other.
 inline void set_slots(Config& c, const Params& p) {
   c.slots = 2 * static_cast<int64_t>(c.grid);
   if (!c.invariant) return;
   c.slots = 0;
-  const int64_t cap = kSlotMemory / slot_bytes(c);
-  const int64_t splits = ((static_cast<int64_t>(p.max_pages) * p.page_size - 1) >> kSplitShift) + 2;
-  int64_t most = capped_product(p.num_requests, p.num_kv_heads, cap);
-  most = capped_product(most, row_blocks(c, p), cap);
-  c.slots = capped_product(most, splits, cap);
+  const int64_t keys = static_cast<int64_t>(p.max_pages) * p.page_size;
+  const auto parts = [&](int shift, int64_t most) {
+    int64_t tiles = capped_product(p.num_requests, p.num_kv_heads, most);
+    tiles = capped_product(tiles, row_blocks(c, p), most);
+    return capped_product(tiles, ((keys - 1) >> shift) + 2, most);
+  };
+  const int64_t cap = kSlotMemory / slot_bytes(c), few = int64_t{kFineUnits} * c.grid;
+  const int64_t splits = parts(kSplitShift, few < cap ? few : cap);  // if more: runs (plan.cuh)
+  c.slots = parts(kRunShift, cap);
+  if (splits > c.slots) c.slots = splits;
 }
 
 /// Whether clusters of `size` for the tiles never lose much against equal shares. They win a
@@ -133,9 +142,12 @@ inline bool choose_mma(Choice& choice, const Params& p, const prim::DeviceLimits
   Config& c = choice.config;
   c = Config{};
   choice.kernel = mma.kernel;
+  set_units(c, p, (INT64_C(2) * p.head_dim * dtype_bytes(p.cache_dtype)) << kUnitShift);
   const int64_t whole = device.shared_bytes_per_block, half = whole / 2 - 512;
   const auto fits = [&](int32_t groups, int32_t stages, int64_t room) {
-    const int64_t bytes = header + mma.shared_bytes(groups, stages);
+    const int64_t rows = int64_t{groups} * mma.group_rows;
+    c.rows = static_cast<int32_t>(most_rows(p) < rows ? most_rows(p) : rows);
+    const int64_t bytes = with_run(c, header + mma.shared_bytes(groups, stages));
     if (bytes > room) return false;
     c.row_groups = groups;
     c.stages = stages;
@@ -151,10 +163,7 @@ inline bool choose_mma(Choice& choice, const Params& p, const prim::DeviceLimits
                      fits(1, 2, whole);
   if (!found) return false;
   c.threads = 128 * c.row_groups;
-  const int64_t rows = c.row_groups * mma.group_rows;
-  c.rows = static_cast<int32_t>(most_rows(p) < rows ? most_rows(p) : rows);
-  c.once = most_rows(p) <= rows;
-  set_units(c, p, (INT64_C(2) * p.head_dim * dtype_bytes(p.cache_dtype)) << kUnitShift);
+  c.once = most_rows(p) <= c.rows;
   *status = set_grid(choice, device);
   set_slots(c, p);
   return true;
@@ -198,15 +207,16 @@ inline bool choose_plain(Choice& choice, const Params& p, const prim::DeviceLimi
   c = Config{};
   choice.kernel = plain_kernel();
   set_units(c, p, 0);
-  int64_t rows = most_rows(p) < kMaxPlainRows ? most_rows(p) : kMaxPlainRows;
-  while (rows > 0 && header + plain_shared_bytes(rows, c.width) > device.shared_bytes_per_block) {
-    --rows;
+  c.rows = static_cast<int32_t>(most_rows(p) < kMaxPlainRows ? most_rows(p) : kMaxPlainRows);
+  int64_t bytes = with_run(c, header + plain_shared_bytes(c.rows, c.width));
+  for (; c.rows > 0 && bytes > device.shared_bytes_per_block;) {
+    --c.rows;
+    bytes = with_run(c, header + plain_shared_bytes(c.rows, c.width));
   }
-  if (rows == 0) return false;
-  c.rows = static_cast<int32_t>(rows);
+  if (c.rows == 0) return false;
   c.row_groups = 1;
   c.threads = 128;
-  c.shared_bytes = static_cast<uint32_t>(header + plain_shared_bytes(rows, c.width));
+  c.shared_bytes = static_cast<uint32_t>(bytes);
   *status = set_grid(choice, device);
   set_slots(c, p);
   return true;

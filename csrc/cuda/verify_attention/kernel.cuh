@@ -29,7 +29,7 @@ namespace dspark::cuda::attention {
 struct Header {
   PlanState plan;
   Exchange::State exchange;
-  unsigned char* own_slot;  // of the results
+  unsigned char* own_slots[2];  // of the results
   int32_t pending;
   int32_t bad;     // a cluster's: this CTA has met a bad page
   Tile shared[2];  // tiles that this CTA shares with the one before and the one behind
@@ -47,6 +47,8 @@ __device__ __forceinline__ void settle(const Args& args, const Plan& plan, bool 
   }
 }
 
+constexpr int32_t kInSplit = (1 << kSplitShift) - 1;
+
 /// False where the instructions of a Compute do not exist: an empty kernel, never chosen.
 template <class Compute>
 constexpr bool kCompiled = true;
@@ -61,7 +63,8 @@ __device__ __forceinline__ void run_launch(const Args& args) {
   if (args.config.cluster > 0) start_cluster(args, plan.first_request());
   plan.read();
   if (threadIdx.x == 0) {
-    header.own_slot = Results::own_slot(args);
+    header.own_slots[0] = memory + args.config.run_offset;
+    header.own_slots[1] = Results::own_slot(args);
     header.pending = 0;
   }
   const bool usable = usable_scales(args.p);
@@ -72,7 +75,7 @@ __device__ __forceinline__ void run_launch(const Args& args) {
     return;
   }
   Compute compute(args, memory + kHeaderBytes, exchange);
-  const Results results(args, header.own_slot);
+  const Results results(args, header.own_slots);
   const bool clustered = args.config.cluster > 0 && plan.tile().sharers > 1;
   for (; plan.more(); plan.next()) {
     const Tile& tile = plan.tile();
@@ -83,15 +86,18 @@ __device__ __forceinline__ void run_launch(const Args& args) {
       bad = __syncthreads_or(bad_pages(args.p, tile.request, low, high)) != 0;
     }
     compute.load_queries(tile);
-    for (int32_t unit = plan.from(); unit < plan.to(); ++unit) {
-      const int32_t first = unit;
-      if (!args.config.invariant) unit = plan.to() - 1;  // one part for all of them
-      bad |= compute.accumulate(tile, plan.key(first), plan.key(unit + 1));
+    const int32_t end = plan.key(plan.to());
+    int32_t unit = plan.from(), from = plan.key(unit), to = end;
+    do {  // all of them are one part, or each split is
+      if (args.config.invariant) to = min(end, (from | kInSplit) + 1);
+      bad |= compute.accumulate(tile, from, to);
       if (clustered) break;
-      const bool last = !plan.shared() && unit + 1 >= plan.to();
-      results.keep(tile, compute.view(), first, plan.shared(), last, bad);
+      const bool alone = !args.config.invariant || (plan.shared() && plan.splits());
+      results.keep(tile, compute.view(), {from, to, unit, bad}, plan.shared(), alone);
       __syncthreads();
-    }
+      from = to;
+      if (from >= plan.key(unit + 1)) ++unit;
+    } while (from < end);
     if (clustered) {
       if (threadIdx.x == 0) header.bad = bad;
       break;
@@ -114,7 +120,7 @@ __device__ __forceinline__ void run_launch(const Args& args) {
     const Tile& tile = header.shared[i];
     if (exchange.waits()) exchange.wait(tile.owner, tile.sharers);
     const int32_t slice = exchange.waits() ? static_cast<int32_t>(blockIdx.x) - tile.owner : 0;
-    results.merge(tile, slice, exchange.waits() ? tile.sharers : 1);
+    results.merge(tile, slice, exchange.waits() ? tile.sharers : 1, plan.splits());
   }
   if (plan.participants() > 1 && !plan.whole()) exchange.close(plan.participants());
 }

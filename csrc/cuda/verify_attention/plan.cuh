@@ -14,9 +14,11 @@
 // request has such rows or not, and its CTAs take runs of equal length of the tile's units. That
 // needs the lengths of one request, and no look at the others.
 //
-// In the batch-invariant mode units are kSplitKeys large and each has a softmax of its own,
-// merged in ascending order, whoever has computed it. If there are more units than slots to hand
-// them over, a tile is not shared: it belongs to the CTA in which it begins.
+// In the batch-invariant mode 256 keys at a multiple of 256, a split, have a softmax of their own.
+// Splits are folded in ascending order to runs of 1024 keys, and runs to rows (results.cuh),
+// whoever has computed them. Where there are few, a unit is a split, so that many CTAs have some;
+// otherwise a run, of which a CTA hands over one part instead of four. If there are more units than
+// slots to hand them over, a tile is not shared: it belongs to the CTA in which it begins.
 //
 // What a CTA waits for before it knows its share: the lengths of the requests, read once by one
 // thread each, and two barriers. The scheduler's list of work (core/work_plan.h) would not shorten
@@ -98,6 +100,7 @@ struct PlanState {
   int64_t share, begin, end;  // units of a CTA, and this CTA's range
   int32_t participants;       // CTAs that have a share
   int32_t group;              // query heads of a KV head
+  int32_t shift;              // a unit is 1 << shift keys
   bool whole;                 // no tile belongs to two CTAs
   bool works;                 // this CTA, or its cluster, has something to do
   Tile tile;                  // the one at hand
@@ -129,6 +132,7 @@ class Plan {
   /// Whole CTA, before all below. `usable`: scales are. Ends with a barrier.
   __device__ void form(bool usable) {
     usable_ = usable;
+    shift_ = args_.config.unit_shift;
     if (args_.config.cluster > 0) {
       if (threadIdx.x == 0) take_cluster();
     } else {
@@ -150,12 +154,14 @@ class Plan {
     return s_.tile.request < p_.num_requests && s_.tile.begin - args_.config.overhead < s_.end;
   }
 
+  /// A unit is a split, of the batch-invariant mode.
+  __device__ bool splits() const { return s_.shift == kSplitShift; }
   /// The units [from, to) of the tile that are this CTA's, from 0.
   __device__ int32_t from() const { return s_.from; }
   __device__ int32_t to() const { return s_.to; }
   /// The first key of unit `unit` of the tile, or the end of its keys.
   __device__ int32_t key(int32_t unit) const {
-    const int64_t key = static_cast<int64_t>(s_.tile.first_unit + unit) << args_.config.unit_shift;
+    const int64_t key = static_cast<int64_t>(s_.tile.first_unit + unit) << s_.shift;
     return static_cast<int32_t>(max64(s_.tile.low, min64(s_.tile.high, key)));
   }
   /// Other CTAs have units of the tile as well.
@@ -194,6 +200,7 @@ class Plan {
     const int32_t number = static_cast<int32_t>(blockIdx.x) / size % tiles_of_request();
     Tile& t = s_.tile;
     s_.group = p_.num_q_heads / p_.num_kv_heads;
+    s_.shift = shift_;
     s_.whole = false;
     s_.participants = 0;
     t.request = static_cast<int32_t>(first_request());
@@ -214,19 +221,17 @@ class Plan {
 
   // This CTA's share of the line, and the first tile of it. Whole CTA.
   __device__ void take_share() {
-    const int32_t count = requests_of_thread(), first = static_cast<int32_t>(first_request());
-    int64_t mine = 0;
-    for (int32_t i = 0; i < count && first + i < p_.num_requests; ++i) {
-      if (i > 0) lengths_ = read_lengths(p_, first + i);
-      mine += units_of(request_of(p_, lengths_, usable_));
+    const int32_t first = static_cast<int32_t>(first_request());
+    const Config& c = args_.config;
+    int64_t total = 0, line = 0, mine = 0;
+    if (c.invariant) {
+      shift_ = kSplitShift;
+      total = count(first, &line, &mine);
+      __syncthreads();
     }
-    const int64_t scan = inclusive_scan(mine);
-    if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
-    __syncthreads();
-    int64_t line = scan - mine, total = 0;
-    for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
-      if (w < threadIdx.x / 32) line += s_.sums[w];
-      total += s_.sums[w];
+    if (!c.invariant || total > min64(c.slots, int64_t{kFineUnits} * c.grid)) {
+      shift_ = c.unit_shift;
+      total = count(first, &line, &mine);
     }
     const Share share = share_of(total);
     const bool works = share.begin < share.end;
@@ -236,11 +241,32 @@ class Plan {
       s_.begin = share.begin;
       s_.end = share.end;
       s_.participants = share.participants;
+      s_.shift = shift_;
       s_.whole = args_.config.invariant && total > args_.config.slots;
       s_.group = p_.num_q_heads / p_.num_kv_heads;
       s_.works = works;
       if (works) find(first, line);
     }
+  }
+
+  // Units of all requests; those of this thread's, and where they start. Whole CTA; one barrier.
+  __device__ int64_t count(int32_t first, int64_t* line, int64_t* mine) {
+    const int32_t requests = requests_of_thread();
+    *mine = 0;
+    for (int32_t i = 0; i < requests && first + i < p_.num_requests; ++i) {
+      if (requests > 1) lengths_ = read_lengths(p_, first + i);
+      *mine += units_of(request_of(p_, lengths_, usable_));
+    }
+    const int64_t scan = inclusive_scan(*mine);
+    if (threadIdx.x % 32 == 31) s_.sums[threadIdx.x / 32] = scan;
+    __syncthreads();
+    int64_t total = 0;
+    *line = scan - *mine;
+    for (uint32_t w = 0; w < blockDim.x / 32; ++w) {
+      if (w < threadIdx.x / 32) *line += s_.sums[w];
+      total += s_.sums[w];
+    }
+    return total;
   }
 
   struct Share {
@@ -312,15 +338,14 @@ class Plan {
   }
 
   __device__ void set_rows(Tile& t, int32_t row) const {
-    const int shift = args_.config.unit_shift;
     const int32_t group = p_.num_q_heads / p_.num_kv_heads;
     t.row = row;
     t.rows = min(args_.config.rows, t.q.q_len * group - row);
     t.low = t.q.low(p_, row / group);
     t.high = t.q.high(p_, (row + t.rows - 1) / group);
-    t.first_unit = t.low >> shift;
+    t.first_unit = t.low >> shift_;
     t.units = 1;
-    if (t.low < t.high) t.units = ((t.high - 1) >> shift) - t.first_unit + 1;
+    if (t.low < t.high) t.units = ((t.high - 1) >> shift_) - t.first_unit + 1;
   }
 
   // Units of a request, overhead included.
@@ -366,6 +391,7 @@ class Plan {
   const Params& p_;
   PlanState& s_;
   Lengths lengths_ = {0, 0, 0};  // of first_request()
+  int32_t shift_ = 0;
   bool usable_ = false;
 };
 

@@ -3,7 +3,8 @@
 // From the softmax of some keys to rows of `out`. A part of a row is (maximum m, sum l of 2^(score
 // - m), values summed with these weights); scores are in units of log 2. Parts are folded in
 // ascending order of their keys by one function, whoever does it and wherever they lie, so a row's
-// bytes follow from how its keys are cut alone.
+// bytes follow from how its keys are cut alone: in the batch-invariant mode into splits, which are
+// folded to runs, which are folded to the row.
 #ifndef DSPARK_CUDA_VERIFY_ATTENTION_RESULTS_CUH_
 #define DSPARK_CUDA_VERIFY_ATTENTION_RESULTS_CUH_
 
@@ -60,55 +61,74 @@ struct View {
   }
 };
 
+/// What has been computed of a tile: keys [from, to), unit `unit`, with a bad page or without one.
+struct Piece {
+  int32_t from, to;
+  int32_t unit;
+  bool bad;
+};
+
 class Results {
  public:
-  /// `own`: in shared memory, the address of this CTA's own slot.
-  __device__ Results(const Args& args, unsigned char* const& own)
+  /// `own`: in shared memory, the addresses of this CTA's own slots, for a run and for a tile.
+  __device__ Results(const Args& args, unsigned char* const (&own)[2])
       : args_(args), p_(args.p), own_(own), columns_(args.config.width / 4) {}
   static __device__ unsigned char* own_slot(const Args& args) {
     return args.work.slots + (args.config.slots + blockIdx.x) * slot_bytes(args.config);
   }
 
-  /// What a CTA has computed: part `turn` of a tile that is its own goes to its own slot, the last
-  /// one to `out`; a part of a shared tile to the slot where others will read it. Whole CTA; a
-  /// barrier lies between two parts.
-  __device__ void keep(const Tile& t, const View& view, int32_t unit, bool shared, bool last,
-                       bool bad) const {
-    unsigned char* own = shared ? slot_at(shared_slot(t, unit)) : own_;
-    const int32_t turn = shared ? 0 : unit;
+  /// A piece goes to the run that it is in, a finished run of a tile that is this CTA's alone to
+  /// the tile, a finished tile to `out`. A finished unit of a shared tile goes to the slot where
+  /// others will read it, as does a piece that is a unit: `alone`. Whole CTA; a barrier lies
+  /// between two.
+  __device__ void keep(const Tile& t, const View& view, const Piece& piece, bool shared,
+                       bool alone) const {
+    constexpr int32_t kInRun = (1 << kRunShift) - 1;
+    const bool invariant = args_.config.invariant;
+    const bool opens = alone || piece.from <= t.low || (piece.from & kInRun) == 0;
+    const bool ends = alone || !invariant || piece.to >= t.high || (piece.to & kInRun) == 0;
+    const bool first = (piece.from & ~kInRun) <= t.low;  // run of the tile
+    const bool last = !shared && piece.to >= t.high;
+    const int split = piece.from >> kSplitShift & 1, run = piece.from >> kRunShift & 1;
+    unsigned char* slot = shared ? slot_at(shared_slot(t, piece.unit)) : own_[1];
     for (int32_t e = prim::thread_index(); e < t.rows * columns_; e += blockDim.x) {
       const int32_t row = e / columns_, column = e - row * columns_;
       Running part = view.load(row, column * 4);
-      if (turn > 0) {
-        Running before = read_slot(own, (turn + 1) & 1, row, e);
-        fold(before, part);
-        part = before;
+      if (!opens) fold_behind(part, own_[0], split ^ 1, row, e);
+      if (!ends) {
+        write_slot(own_[0], split, row, column, e, part);
+        continue;
       }
+      if (!shared && invariant && !first) fold_behind(part, own_[1], run ^ 1, row, e);
       if (last) {
-        finish(t, row, column, part, bad);
+        finish(t, row, column, part, piece.bad);
       } else {
-        if (column == 0) *softmax_of(own, turn & 1, row) = make_float2(part.max, part.sum);
-        *values_of(own, e) = make_float4(part.x[0], part.x[1], part.x[2], part.x[3]);
+        write_slot(slot, shared ? 0 : run, row, column, e, part);
       }
     }
-    if (shared && prim::thread_index() == 0) *bad_of(own) = bad;
-    if (last) write_status(t, bad);
+    if (shared && ends && prim::thread_index() == 0) *bad_of(slot) = piece.bad;
+    if (last) write_status(t, piece.bad);
   }
 
   /// Slice `slice` of `slices` of a shared tile, from the slots of all its parts. Whole CTA.
-  __device__ void merge(const Tile& t, int32_t slice, int32_t slices) const {
+  /// `splits`: the parts are splits, of which those of a run come first.
+  __device__ void merge(const Tile& t, int32_t slice, int32_t slices, bool splits) const {
+    constexpr int32_t kOfRun = 1 << (kRunShift - kSplitShift);
     const int32_t parts = args_.config.invariant ? t.units : t.sharers;
     const int32_t each = (t.rows * columns_ - 1) / slices + 1;
     const int32_t end = min(t.rows * columns_, each * (slice + 1));
     for (int32_t e = each * slice + prim::thread_index(); e < end; e += blockDim.x) {
       const int32_t row = e / columns_;
-      Running total = no_keys();
+      Running total = no_keys(), run = no_keys();
       int32_t bad = 0;
 #pragma unroll 4
       for (int32_t i = 0; i < parts; ++i) {
         unsigned char* slot = slot_at(part_slot(t, i));
         bad |= *bad_of(slot);  // of the whole part: each thread looks for itself
-        fold(total, read_slot(slot, 0, row, e));
+        fold(run, read_slot(slot, 0, row, e));
+        if (splits && (t.first_unit + i + 1) % kOfRun != 0 && i + 1 < parts) continue;
+        fold(total, run);
+        run = no_keys();
       }
       finish(t, row, e - row * columns_, total, bad != 0);
       if (e == 0) write_status(t, bad != 0);  // thread 0, which writes it
@@ -175,6 +195,18 @@ class Results {
     return reinterpret_cast<float4*>(slot + slot_head(args_.config)) + e;
   }
 
+  // `part` behind what the slot has of the row.
+  __device__ void fold_behind(Running& part, unsigned char* slot, int set, int32_t row,
+                              int32_t e) const {
+    Running before = read_slot(slot, set, row, e);
+    fold(before, part);
+    part = before;
+  }
+  __device__ void write_slot(unsigned char* slot, int set, int32_t row, int32_t column, int32_t e,
+                             const Running& part) const {
+    if (column == 0) *softmax_of(slot, set, row) = make_float2(part.max, part.sum);
+    *values_of(slot, e) = make_float4(part.x[0], part.x[1], part.x[2], part.x[3]);
+  }
   __device__ Running read_slot(unsigned char* slot, int set, int32_t row, int32_t e) const {
     const float2 ms = *softmax_of(slot, set, row);
     const float4 v = *values_of(slot, e);
@@ -201,7 +233,7 @@ class Results {
 
   const Args& args_;
   const Params& p_;
-  unsigned char* const& own_;
+  unsigned char* const (&own_)[2];
   int32_t columns_;  // groups of four values in a row
 };
 
