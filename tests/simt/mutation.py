@@ -84,6 +84,20 @@ ALLOWED: dict[str, str] = {
     "rejection_sampler/team.cuh barrier: __syncwarp();  // whole warps arrive": (
         "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
     ),
+    "verify_attention/cluster.cuh merge_cluster: __syncwarp();  // whole warps arrive": (
+        "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
+    ),
+    "verify_attention/cluster.cuh merge_cluster: __syncwarp();": (
+        "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
+    ),
+    "verify_attention/exchange.cuh ask: prim::fence_gpu();  "
+    "// whatever this thread answers from now on, the zeros are before it": (
+        "zeros and counts are atomics, which the emulation has in one order"
+    ),
+    "verify_attention/exchange.cuh admit: "
+    "while (prim::ld_acquire(work_.echo + blockIdx.x) != s_.ticket) {": (
+        "zeros and counts are atomics, which the emulation has in one order"
+    ),
     **{
         f"verify_attention/cluster.cuh merge_cluster: {line}": (
             "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
