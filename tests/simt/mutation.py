@@ -98,12 +98,6 @@ ALLOWED: dict[str, str] = {
     "while (prim::ld_acquire(work_.echo + blockIdx.x) != s_.ticket) {": (
         "zeros and counts are atomics, which the emulation has in one order"
     ),
-    **{
-        f"verify_attention/cluster.cuh merge_cluster: {line}": (
-            "brings the lanes together for barrier.cluster.arrive.aligned; orders no memory"
-        )
-        for line in ("__syncwarp();  // whole warps arrive", "__syncwarp();")
-    },
 }
 
 
