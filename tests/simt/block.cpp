@@ -220,8 +220,15 @@ void Block::wake_waiting() {
   const uint64_t now = grid_.events() + grid_.nudges();
   if (waiting_.empty() || now == woken_at_) return;
   woken_at_ = now;
-  for (Fiber* fiber : waiting_) wake(fiber);
-  waiting_.clear();
+  size_t kept = 0;
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.word != nullptr && *waiting.word == waiting.before) {
+      waiting_[kept++] = waiting;
+    } else {
+      wake(waiting.fiber);
+    }
+  }
+  waiting_.resize(kept);
 }
 
 void Block::land_one() {
@@ -284,8 +291,16 @@ void Block::block_on(State state, const char* what, Site site) {
 }
 
 void Block::wait_for_progress(const char* what, Site site) {
-  waiting_.push_back(context.fiber);
+  waiting_.push_back({context.fiber, nullptr, 0});
   block_on(State::kWaiting, what, site);
+}
+
+void Block::wait_for_change(const uint64_t& word, const Explanation& why, Site site) {
+  Fiber* me = context.fiber;
+  waiting_.push_back({me, &word, word});
+  me->why = &why;
+  block_on(State::kWaiting, "", site);
+  me->why = nullptr;
 }
 
 void Block::yield() {
@@ -458,7 +473,7 @@ void Block::finish_warp(Fiber* last, bool orders_memory) {
 std::string Block::describe() const {
   std::map<std::string, std::vector<int>> groups;
   for (const Fiber& fiber : fibers_) {
-    std::string text = fiber.what;
+    std::string text = fiber.why == nullptr ? fiber.what : fiber.why->text();
     if (fiber.state == State::kReady || fiber.state == State::kRunning) text = "able to go on";
     if (fiber.state == State::kNamedBarrier) text += " " + std::to_string(fiber.barrier);
     if (fiber.state == State::kWarp) {

@@ -25,7 +25,8 @@ enum class State { kReady, kRunning, kBlockBarrier, kNamedBarrier, kWarp, kWaiti
 struct Fiber : Thread {
   void* stack = nullptr;  // where to go on
   State state = State::kReady;
-  const char* what = "";  // the operation it is in
+  const char* what = "";             // the operation it is in
+  const Explanation* why = nullptr;  // more of it, for a report
   Site site;
   unsigned mask = 0;        // kWarp
   Finish finish = nullptr;  // kWarp
@@ -75,6 +76,7 @@ class Block {
   void warp_collective(unsigned mask, Finish finish, const char* what, Site site,
                        bool orders_memory);
   void wait_for_progress(const char* what, Site site);
+  void wait_for_change(const uint64_t& word, const Explanation& why, Site site);
   /// Stay able to go on, but let the seed decide who does.
   void yield();
   /// The seed may take the turn from this block or this thread here.
@@ -118,6 +120,13 @@ class Block {
     std::vector<Fiber*> members;
   };
 
+  /// A thread that waits for any event, or for one that changes a word.
+  struct Waiting {
+    Fiber* fiber;
+    const uint64_t* word;
+    uint64_t before;
+  };
+
   void prepare_memory();
   void block_on(State state, const char* what, Site site);
   Fiber* pick();
@@ -139,7 +148,7 @@ class Block {
   void* main_stack_ = nullptr;
   std::vector<Fiber*> ready_;
   size_t ready_head_ = 0;
-  std::vector<Fiber*> waiting_;
+  std::vector<Waiting> waiting_;
   uint64_t woken_at_ = 0;  // the grid's events when waiting_ was last woken
   std::vector<Job> jobs_;
   int live_ = 0;

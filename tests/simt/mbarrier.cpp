@@ -24,11 +24,28 @@ struct Barrier {
   uint64_t phase;    ///< phases completed
   unsigned maker;    ///< the thread that initialised it
   bool known_to_copies;  ///< mbarrier_init_fence() by the maker since
+  bool ended;            ///< mbarrier_invalidate()
 };
 
 struct Barriers {
-  std::unordered_map<const uint64_t*, Barrier> table;
-  std::vector<std::string> waits = std::vector<std::string>(block_threads());  // texts for reports
+  std::unordered_map<const uint64_t*, Barrier> table;  // ended ones stay: somebody may wait
+};
+
+struct Wait final : Explanation {
+  uint32_t offset;
+  uint32_t parity;
+  const Barrier& state;
+
+  Wait(const uint64_t* barrier, uint32_t of, const Barrier& now)
+      : offset(shared_offset(barrier)), parity(of), state(now) {}
+  std::string text() const override {
+    char line[160];
+    snprintf(line, sizeof line,
+             "mbarrier_wait(0x%x, parity %u): phase %llu lacks %u of %u arrivals and %lld bytes",
+             offset, parity, static_cast<unsigned long long>(state.phase), state.missing,
+             state.count, static_cast<long long>(state.bytes));
+    return line;
+  }
 };
 
 /// What happened before a phase's end is attached to the phase, not to the barrier: who waits for
@@ -40,7 +57,7 @@ const void* phase_key(const uint64_t* barrier, uint64_t phase) {
 Barrier& find(uint64_t* barrier, const char* operation, Site site) {
   auto& table = block_state<Barriers>().table;
   const auto found = table.find(barrier);
-  if (found == table.end()) {
+  if (found == table.end() || found->second.ended) {
     fail(site, "%s: the mbarrier at shared offset 0x%x is not initialised", operation,
          shared_offset(barrier));
   }
@@ -79,7 +96,7 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, Site site) {
     fail(site, "mbarrier at shared offset 0x%x: initialised twice", shared_offset(barrier));
   }
   *barrier = kMark ^ reinterpret_cast<uintptr_t>(barrier);
-  table[barrier] = Barrier{count, count, 0, 0, self()->linear, false};
+  table[barrier] = Barrier{count, count, 0, 0, self()->linear, false, false};
   check::forget(phase_key(barrier, 0));
   check::forget(phase_key(barrier, 1));
   progress();
@@ -92,10 +109,12 @@ void mbarrier_init_fence() {
 }
 
 void mbarrier_invalidate(uint64_t* barrier, Site site) {
-  find(barrier, "mbarrier_invalidate", site);
+  Barrier& state = find(barrier, "mbarrier_invalidate", site);
   check::access(barrier, sizeof *barrier, true, site);
-  block_state<Barriers>().table.erase(barrier);
+  state.ended = true;
+  ++state.phase;  // who waits for it must notice
   poison(barrier, sizeof *barrier);
+  progress();
 }
 
 void mbarrier_arrive(uint64_t* barrier, uint32_t bytes, Site site) {
@@ -117,16 +136,10 @@ void mbarrier_arrive(uint64_t* barrier, uint32_t bytes, Site site) {
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, Site site) {
   check::access(barrier, sizeof *barrier, false, site);
   if (parity > 1) fail(site, "mbarrier_wait: a parity of %u", parity);
-  std::string& text = block_state<Barriers>().waits[self()->linear];
-  while ((find(barrier, "mbarrier_wait", site).phase & 1u) == parity) {
+  for (;;) {
     const Barrier& state = find(barrier, "mbarrier_wait", site);
-    char line[160];
-    snprintf(line, sizeof line,
-             "mbarrier_wait(0x%x, parity %u): phase %llu lacks %u of %u arrivals and %lld bytes",
-             shared_offset(barrier), parity, static_cast<unsigned long long>(state.phase),
-             state.missing, state.count, static_cast<long long>(state.bytes));
-    text = line;
-    wait_for_progress(text.c_str(), site);
+    if ((state.phase & 1u) != parity) break;
+    wait_for_change(state.phase, Wait(barrier, parity, state), site);
   }
   check::acquire(phase_key(barrier, parity));
 }

@@ -122,6 +122,10 @@ void wait_for_progress(const char* what, Site site) {
   context.block->wait_for_progress(what, site);
 }
 
+void wait_for_change(const uint64_t& word, const Explanation& why, Site site) {
+  context.block->wait_for_change(word, why, site);
+}
+
 // ---- atomics
 // --------------------------------------------------------------------------------------
 

@@ -74,6 +74,16 @@ void warp_collective(unsigned mask, Finish finish, const char* what, Site site,
 void progress();
 /// Let others run until something has changed. `what` names the wait in a dead-lock's report.
 void wait_for_progress(const char* what, Site site);
+/// What a wait is for, put into words when a report wants them.
+class Explanation {
+ public:
+  virtual std::string text() const = 0;
+
+ protected:
+  ~Explanation() = default;
+};
+/// Let others run until `word`, of which each change is followed by progress(), has changed.
+void wait_for_change(const uint64_t& word, const Explanation& why, Site site);
 /// Wait until `ready()` holds.
 template <class Ready>
 void wait_until(Ready ready, const char* what, Site site) {
