@@ -77,6 +77,10 @@ ALLOWED: dict[str, str] = {
     "markov_loop/tile_wgmma.cuh free: __syncwarp();": (
         "brings the lanes together for wgmma, which wants it; orders no memory"
     ),
+    "markov_loop/topk_select.cuh keep_largest: "
+    "__syncthreads();  // nobody adds a candidate before everybody has read the count": (
+        "fewer candidates than wanted are found in the last pass alone; kept as a promise"
+    ),
     "rejection_sampler/kernel.cuh rejection_sampler_kernel: "
     "if (decides) prim::grid_dependency_wait();  // it must not end before the one ahead": (
         "a request without a part touches nothing; the emulation runs launches one after another"

@@ -153,13 +153,15 @@ __device__ __forceinline__ uint64_t find_threshold(SelectShared& s, const uint64
   return prefix;
 }
 
-/// Keep the `wanted` largest candidates, in no order. Whole CTA; begins with a barrier and ends
-/// with one, unless there are fewer than `wanted`: then all have been seen, and nobody adds
-/// another. Returns the key that a later column has to beat, 0 where there is none.
+/// Keep the `wanted` largest candidates, in no order. Whole CTA; begins and ends with a barrier.
+/// Returns the key that a later column has to beat: 0 while there are fewer than `wanted`.
 __device__ __forceinline__ uint32_t keep_largest(SelectShared& s, uint32_t wanted) {
   __syncthreads();
   const uint32_t n = s.count;
-  if (n < wanted) return 0;
+  if (n < wanted) {
+    __syncthreads();  // nobody adds a candidate before everybody has read the count
+    return 0;
+  }
   uint64_t x[kHeld];
 #pragma unroll
   for (int e = 0; e < kHeld; ++e) {
