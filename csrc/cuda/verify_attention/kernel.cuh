@@ -126,7 +126,7 @@ __device__ __forceinline__ void run_launch(const Args& args) {
 }
 
 template <class Compute>
-__global__ void __launch_bounds__(Compute::kMaxThreads, 1)
+__global__ void __launch_bounds__(Compute::kMaxThreads, Compute::kMinBlocks)
     attention_kernel(const __grid_constant__ Args args) {
   if constexpr (kCompiled<Compute>) run_launch<Compute>(args);
 }

@@ -38,6 +38,7 @@ class MmaTile : public MmaQueries<Element, kDim> {
 
  public:
   static constexpr int kMaxThreads = 256;
+  static constexpr int kMinBlocks = 1;
 
   __device__ MmaTile(const Args& args, unsigned char* memory, const Exchange& exchange)
       : Base(args, memory),

@@ -24,6 +24,7 @@ DSPARK_HD int64_t plain_bytes(int64_t rows, int64_t width) {
 class PlainTile {
  public:
   static constexpr int kMaxThreads = kPlainThreads;
+  static constexpr int kMinBlocks = 4;  // of a multiprocessor: 128 registers
 
   __device__ PlainTile(const Args& args, unsigned char* memory, const Exchange& exchange)
       : args_(args), p_(args.p), exchange_(exchange), width_(args.config.width) {

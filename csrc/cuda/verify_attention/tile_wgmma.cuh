@@ -33,6 +33,7 @@ class WgmmaTile {
 
  public:
   static constexpr int kMaxThreads = kWgmmaThreads;
+  static constexpr int kMinBlocks = 1;
 
   __device__ WgmmaTile(const Args& args, unsigned char* memory, const Exchange& exchange)
       : args_(args),
